@@ -9,6 +9,7 @@ from ..formulation.search_space import SearchSpace
 from ..model.machine.machine import Machine
 from ..model.zoo import entry
 from ..solvers.budget import Budget
+from ..solvers.gap import relative_gap
 from .cases import Row, Tell, captured, each, plan_of_one_stage, seconds_of
 
 CASES = tuple((name, batch) for name in ("inception-v3", "candle-uno") for batch in (1536, 96, 24, 12))
@@ -43,6 +44,6 @@ def measure(name: str, batch: int, small: bool) -> Row:
         "without_ms": other and other / 1e6,
         "gain": other and 1 - step / other,
         "gap": report["gap"],
-        "gap_without": 1 - bound / other if other and bound else None,
+        "gap_without": relative_gap(other, bound) if other and bound is not None else None,
         **seconds_of(report, "total"),
     }

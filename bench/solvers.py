@@ -11,7 +11,7 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 from ..model.files import make_folder, write_directory
 from ..solvers.backends.instance import read_instance
+from ..solvers.gap import relative_gap, share_above
 from ..solvers.protocol import solvers
 from . import profiles
 from .cases import Row, Tell, each
@@ -114,8 +115,8 @@ def _row(case: Case, limit: float, name: str, answer: Row, costs: Mapping[str, i
         "status": answer["status"],
         "objective": objective,
         "bound": bound,
-        "gap_pct": _share_above(objective, bound, objective),
-        "above_pct": _share_above(objective, best, best) if verified else None,
+        "gap_pct": _percent(relative_gap, objective, bound),
+        "above_pct": _percent(share_above, objective, best) if verified else None,
         "seconds": taken,
         "limit_s": limit,
         "memory_mib": answer["memory_mib"],
@@ -125,9 +126,10 @@ def _row(case: Case, limit: float, name: str, answer: Row, costs: Mapping[str, i
     }
 
 
-def _share_above(high: int | None, low: int | None, of: int | None) -> float | None:
-    """(high - low) / of, in percent."""
-    return None if high is None or low is None else 100 * (high - low) / max(1, abs(of or 0))
+def _percent(share: Callable[[float, float], float | None], high: int | None, low: int | None) -> float | None:
+    """A share of `solvers/gap.py`, in percent; None where a number is missing, or the share means nothing."""
+    found = None if high is None or low is None else share(high, low)
+    return None if found is None else 100 * found
 
 
 def _published(case: Case, cost: int | None) -> Row:
@@ -169,7 +171,7 @@ def contest_table(rows: Sequence[Row]) -> list[Row]:
             "best_known": facts["best_known"],
             "score": row["score"],
             "gap_pct": row["gap_pct"],
-            "published_gap_pct": _share_above(facts["best_known"], low, facts["best_known"]),
+            "published_gap_pct": _percent(relative_gap, facts["best_known"], low),
         })  # fmt: skip
     for name in dict.fromkeys(row["solver"] for row in ours):
         scores = [row["score"] for row in ours if row["solver"] == name]

@@ -21,7 +21,7 @@ MAX_WORKERS = 1024
 class Budget:
     """What a search may spend.
 
-    `time_limit` is in seconds; a plan proved within the share `gap` of the optimum ends the search. Parts of it go to
+    `time_limit` is in seconds; a plan with a relative `gap` of at most this ends the search. Parts of it go to
     `executor`, or to as many processes as `workers` (None: one for every core). Answers of `solver` are kept in
     `store`. PartitaError: a value out of range.
     """
@@ -34,7 +34,7 @@ class Budget:
     )
     gap: float = field(
         default=0.0,
-        metadata=option(float, "Stop once the answer is proved within this share of the optimum, such as 0.01."),
+        metadata=option(float, "Stop once the gap, (objective - bound) / objective, is at most this, such as 0.01."),
     )
     workers: int | None = field(default=None, metadata=option(int, "Search processes; by default one per core."))
     executor: Executor | None = None

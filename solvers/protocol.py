@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
+from .gap import relative_gap
 
 # Words of solutions.
 INTERRUPTED = "interrupted"
@@ -93,12 +94,10 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """(objective - bound) / objective: 0.0 when proved, None without an assignment."""
-        if self.objective is None:
+        """The gap between objective and bound; None without an assignment or without a bound."""
+        if self.objective is None or self.bound <= -INFINITE:
             return None
-        if self.objective == self.bound:
-            return 0.0
-        return (self.objective - self.bound) / max(abs(self.objective), 1)
+        return relative_gap(self.objective, self.bound)
 
 
 NO_LIMITS = Limits()

@@ -10,6 +10,7 @@ from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.graph.batch import with_batch
 from ...model.graph.stages import stage
 from ...model.machine.machine import stage_machine
+from ...solvers.gap import relative_gap
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import SearchResult, Solved
@@ -145,6 +146,6 @@ def _confirm(made: Plan, best: Configuration, objective_ns: int, rewritten: bool
     report |= {"objective_ns": took, "memory_bytes": price.memory_bytes}
     if took < objective_ns:
         assert report["status"] != Status.OPTIMAL.value, (price.busy_ns, objective_ns)
-        report["gap"] = (took - report["bound_ns"]) / took
+        report["gap"] = relative_gap(took, report["bound_ns"])
     if best.devices == 1 and made.recompute:
         report["recompute_ns"] = price.stages[0].recompute_ns

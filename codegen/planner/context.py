@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ...solvers.gap import relative_gap
 from ...solvers.protocol import Progress
 
 if TYPE_CHECKING:
@@ -41,5 +42,5 @@ def print_progress(news: str | Progress) -> None:
     if isinstance(news, str):
         print(news, file=sys.stderr)
     elif news.incumbent is not None:
-        gap = (news.incumbent - news.bound) / max(news.incumbent, 1)
-        print(f"{news.seconds:6.1f} s  best {news.incumbent / 1e6:.3f} ms  gap {gap:.2%}", file=sys.stderr)
+        share = relative_gap(news.incumbent, news.bound)
+        print(f"{news.seconds:6.1f} s  best {news.incumbent / 1e6:.3f} ms  gap {share:.2%}", file=sys.stderr)

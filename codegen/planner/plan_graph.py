@@ -12,6 +12,7 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
+from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
@@ -79,14 +80,17 @@ def plan_variant(
     facts: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(problem, among, found, rewritten),
+        "space": searched_space(problem, among, found, rewritten, variant.schedules or space.schedules),
         "seconds": seconds,
     }
     if found.configuration is None or found.objective is None:
         seconds["total"] = round(ended - context.start, 3)
         raise without_plan(problem, found, dict(context.model), facts)
-    gap = (found.objective - found.bound) / found.objective
-    facts |= {"objective_ns": found.objective, "gap": gap, "solver": found.source or backend.name}
+    facts |= {
+        "objective_ns": found.objective,
+        "gap": relative_gap(found.objective, found.bound),
+        "solver": found.source or backend.name,
+    }
     if rewritten and among is None:
         facts["rewritten"] = result.rewrites
     made = confirmed_plan(problem, found, facts, context)

@@ -1,6 +1,7 @@
 """The report of a search: its space, and the error if it found no plan."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ...formulation.rewriting.saturate import Rewritten
@@ -8,14 +9,19 @@ from ...model.errors import NoPlanError, PartitaError
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
+from .left_out import fixed, outside
 
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
 
 def searched_space(
-    problem: PlanningProblem, space: ConfigurationSpace | None, found: SearchResult, rewritten: Rewritten | None
+    problem: PlanningProblem,
+    space: ConfigurationSpace | None,
+    found: SearchResult,
+    rewritten: Rewritten | None,
+    schedules: Sequence[tuple[str, int]],
 ) -> dict[str, Any]:
-    """The `space` entry of a report; `space` is None without pipelines.
+    """The `space` entry of a report; `space` is None without pipelines. `schedules`: all that are compared.
 
     Machine levels, and the rows of a placement over them, are named outermost first.
     """
@@ -24,6 +30,8 @@ def searched_space(
         "meshes": len({p.sizes for p in every}),
         "placements": len(every) - found.left_out,
         "left_out": found.left_out,
+        "fixed": fixed(problem.space),
+        "outside": outside(problem, space, found, rewritten, schedules),
         "axis_order": "outermost level first",
         "micro_batches": list(problem.micro_batches),
         **({"offload": True} if problem.space.offload else {}),

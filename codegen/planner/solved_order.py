@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ...formulation.pipeline.schedule import with_orders
+from ...solvers.gap import relative_gap
 from ...solvers.protocol import Status
 from ...solvers.schedule.cpsat import solve
 from ..plan.plan import PipelinePlan
@@ -35,7 +36,7 @@ def with_solved_order(plan: PipelinePlan, seconds: float) -> PipelinePlan:
         "objective_ns": step,
         "memory_bytes": cost.memory_bytes,
         "status": Status.OPTIMAL.value if step == bound else report["status"],
-        "gap": (step - bound) / step,
+        "gap": relative_gap(step, bound),
         "order": {
             "status": answer.status.value,
             "makespan_ns": answer.objective_ns,

@@ -11,16 +11,18 @@ from typing import Any, TypeAlias
 from ...formulation.search_space import SearchSpace
 from ...model.errors import NoPlanError, PartitaError
 from ...model.training import Training
+from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A training in one dtype, and a search space with one pipeline schedule."""
+    """A training in one dtype, and a search space with one pipeline schedule, of the `schedules` that are compared."""
 
     training: Training
     space: SearchSpace
+    schedules: tuple[tuple[str, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks}
@@ -32,7 +34,7 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 
 def variants(training: Training, space: SearchSpace) -> list[Variant]:
     """Every dtype of the training with every schedule of the space."""
-    return [Variant(one, other) for one in training.each_dtype() for other in space.each_schedule()]
+    return [Variant(one, other, space.schedules) for one in training.each_dtype() for other in space.each_schedule()]
 
 
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
@@ -46,6 +48,7 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
         return plan(variants[0], seconds, None)
     start, failures = time.monotonic(), list[PartitaError]()
     best: Plan | None = None
+    outside: dict[str, None] = {}  # what any variant left out
     outcomes: list[dict[str, Any]] = []
     for number, variant in enumerate(variants):
         left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(variants) - number)
@@ -54,19 +57,23 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
             made = plan(variant, left if left is None else max(left, 0.1), cutoff)
         except NoPlanError as error:
             failures.append(error)
-            bound, limits = error.summary["bound_ns"], error.summary["space"]["limits_hit"]
+            bound, searched = error.summary["bound_ns"], error.summary["space"]
+            limits = searched["limits_hit"]
+            outside |= dict.fromkeys(searched["outside"])
             outcomes.append(_outcome(variant, _status(bound, cutoff, gap), bound) | {"limits_hit": limits})
         except PartitaError as error:  # fits nowhere
             failures.append(error)
             outcomes.append(_outcome(variant, "infeasible") | {"words": str(error), "limits_hit": []})
         else:
             best, limits = made, made.report["space"]["limits_hit"]
+            outside |= dict.fromkeys(made.report["space"]["outside"])
             known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
             outcomes.append(_outcome(variant, **known) | {"limits_hit": limits})
         if "interrupt" in outcomes[-1]["limits_hit"]:
             break
     if best is None:
         raise next((error for error in failures if isinstance(error, NoPlanError)), failures[0])
+    best.report["space"] |= {"outside": list(outside)}
     _report(best, outcomes, len(variants))
     return best
 
@@ -94,7 +101,7 @@ def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     limits -= {"gap", "bound", "time"} if bound == objective else set()
     report |= {
         "bound_ns": bound,
-        "gap": (objective - bound) / objective,
+        "gap": relative_gap(objective, bound),
         "status": "optimal" if bound == objective else "feasible",
         "space": report["space"] | {"ways": outcomes, "limits_hit": sorted(limits)},
     }

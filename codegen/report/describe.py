@@ -11,6 +11,7 @@ from ..emission.common.text import WIDTH
 from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
 from ..pricing.axis_groups import axis_groups, steps_text
+from .proof_text import proof_text
 from .words import bytes_text, contents, equal_layers, recompute_text
 
 Row: TypeAlias = tuple[str, str]
@@ -99,12 +100,9 @@ def mesh_sentence(plan: Plan) -> str:
 def _step(plan: Plan) -> str:
     report = plan.report
     text = f"predicted {_time(report['objective_ns'])}"
-    if report.get("status") == "optimal":
-        return f"{text}, proven optimal in the stated space (bound {_time(report['bound_ns'])})"
-    if report.get("bound_ns") is not None:
-        gap = 100 * (report.get("gap") or 0)
-        return f"{text}, at most {gap:.1f}% above the optimum (bound {_time(report['bound_ns'])})"
-    return text
+    if report.get("bound_ns") is None:
+        return text
+    return f"{text}, {proof_text(report, report['objective_ns'], _time(report['bound_ns']))}"
 
 
 def _branches(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...model.errors import PartitaError
+from ...solvers.gap import relative_gap
 from ..plan.plan import Plan
 from ..pricing.plan_price import PlanPrice, plan_price
 from ..pricing.price_items import StagePrice
@@ -19,6 +20,7 @@ from .cost_tables import (
     time_unit,
 )
 from .describe import mesh_sentence, pipeline_sentence
+from .proof_text import proof_text, space_phrases
 from .strategy_tables import axes_table, operators_table, spread_table, weights_table
 from .tables import Table
 from .words import bytes_text, percent, ranges, recompute_text
@@ -77,12 +79,9 @@ def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     """(label, text) of time, memory, recomputation, mesh, batch and stages."""
     unit, size = time_unit(price)
     step = f"{price.objective_ns / size:,.2f} {unit} predicted"
-    status, bound = plan.report.get("status"), _number(plan, "bound_ns")
-    if status == "optimal":
-        step += ", proven optimal"
-    elif bound is not None:
-        gap = (price.objective_ns - bound) / max(price.objective_ns, 1)
-        step += f", at most {100 * gap:.2f} % above the optimum (bound {bound / size:,.2f} {unit})"
+    bound = _number(plan, "bound_ns")
+    if bound is not None:
+        step += f", {proof_text(plan.report, price.objective_ns, f'{bound / size:,.2f} {unit}')}"
     written = _number(plan, "objective_ns")
     if written is not None and written != price.objective_ns:
         step += f"; the plan file claims {written / size:,.2f} {unit}, which its layouts do not cost"
@@ -129,7 +128,7 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
         return ("The plan is not the result of a search: nothing is known about better ones.",)
     lines = [
         f"Status {status}: objective {price.objective_ns / size:,.3f} {unit}, bound {bound / size:,.3f} {unit}, "
-        f"gap {100 * (price.objective_ns - bound) / max(price.objective_ns, 1):.3f} %."
+        f"gap {100 * relative_gap(price.objective_ns, bound):.3f} %."
     ]
     counts = {k: _number(plan, "space", k) for k in ("placements", "meshes", "options", "networks_solved")}
     searched = any(v is not None for v in counts.values())
@@ -145,14 +144,9 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
     seconds = _number(plan, "seconds", "total")
     if seconds is not None:
         lines.append(f"Solver {plan.report.get('solver') or 'unknown'}, {seconds:,.1f} s from model to program.")
-    space = plan.report.get("space") or {}
-    outside = [
-        *(["pipelines"] if plan.size == 1 and not space.get("stages") else []),
-        "communication hidden behind computing",
-        *(["algebraic rewrites"] if "rewritten" not in plan.report and "rewritings" not in space else []),
-    ]
+    lines += [f"{words}: {', '.join(phrases)}." for words, phrases in space_phrases(plan.report).items() if phrases]
     lines.append(
-        "Cost model: roofline and alpha-beta collectives (docs/cost-model.md). "
-        f"Outside the space: {', '.join(outside)}."
+        "Cost model: roofline and alpha-beta collectives; no communication is hidden behind computing "
+        "(docs/cost-model.md)."
     )
     return tuple(lines)

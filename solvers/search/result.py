@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import TypeAlias
 
 from ...formulation.encoding.encoding import Encoding
@@ -48,7 +48,8 @@ class SearchResult:
     `solved`: networks solved, `kept` of them answered by the cache. `solving`: seconds inside solvers. `source`: the
     solver that found a plan of one stage. `near`: the plan is proved within the gap. `exhausted`: the search was
     complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with the graph as
-    captured. `missing_bytes`: the least excess over the capacity of a configuration that does not fit.
+    captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the capacity
+    of a configuration that does not fit.
     """
 
     status: Status
@@ -71,6 +72,7 @@ class SearchResult:
     left_out: int = 0
     exhausted: bool = False
     unrewritten: tuple[Placement, ...] = ()
+    axes: float = inf
 
     @property
     def encoding(self) -> Encoding | None:

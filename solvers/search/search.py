@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import replace
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -121,7 +121,7 @@ class _Search:
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
         self.running: deque[_Work] = deque()
-        self.left_out = 0
+        self.left_out, self.axes = 0, inf
         self.interrupted = False
 
     @property
@@ -164,7 +164,8 @@ class _Search:
 
     def _enumerate(self) -> None:
         """Create every configuration with the bound that its arithmetic gives."""
-        space, axes, problem = self.space, self._axes(), self.pipeline.problem
+        self.axes = self._axes()
+        space, problem = self.space, self.pipeline.problem
         floor = 0 if self.has_pipelines else problem.floor_ns()
         fitting = problem.micro_batches if self.has_pipelines else problem.fits() or problem.micro_batches[-1:]
         for row, places in space.placements.items():
@@ -172,7 +173,7 @@ class _Search:
             order = (space.schedule, space.chunks) if p > 1 else (ONE_F_ONE_B, 1)
             counts = [k for k in fitting if order[0].runs(p, k)]
             for placement in places if p * order[1] < self.pipeline.count and counts else ():
-                if len(placement.sizes) > axes:
+                if len(placement.sizes) > self.axes:
                     self.left_out += 1
                     continue
                 family = self.families.setdefault((row, placement.matrix), {})
@@ -427,6 +428,7 @@ class _Search:
             left_out=self.left_out,
             exhausted=not self.interrupted and self.left() > 0,
             unrewritten=self._unrewritten(),
+            axes=self.axes,
         )
 
     def _unrewritten(self) -> tuple[Placement, ...]:

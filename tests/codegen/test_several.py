@@ -21,13 +21,14 @@ VARIANTS = [Variant(Training(8), SearchSpace(schedule=name)) for name in ("1f1b"
 
 def made(step: int, bound: int, *limits: str) -> Any:
     status = "optimal" if step == bound else "feasible"
-    return SimpleNamespace(
-        report={"objective_ns": step, "bound_ns": bound, "status": status, "space": {"limits_hit": [*limits]}}
-    )
+    space = {"limits_hit": [*limits], "outside": ["rewriting"]}
+    return SimpleNamespace(report={"objective_ns": step, "bound_ns": bound, "status": status, "space": space})
 
 
 def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanError:
-    return NoPlanError("none", {"bound_ns": bound, "space": {"limits_hit": [*limits]}}, interrupted)
+    return NoPlanError(
+        "none", {"bound_ns": bound, "space": {"limits_hit": [*limits], "outside": ["offload"]}}, interrupted
+    )
 
 
 def told(*found: Any, gap: float = 0.0) -> tuple[Any, list[Any]]:
@@ -60,6 +61,7 @@ def test_what_is_proved_of_all_is_the_least_bound() -> None:
     assert (report["status"], report["bound_ns"], report["space"]["limits_hit"]) == ("feasible", 97, ["gap", "time"])
     best, _ = told(made(100, 100, "bound"), none(100), PartitaError("fits no placement"))
     assert (best.report["status"], best.report["space"]["limits_hit"]) == ("optimal", [])
+    assert best.report["space"]["outside"] == ["rewriting", "offload"]  # what any of them left out
 
 
 @pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])

@@ -1,0 +1,81 @@
+"""What a search was given as fixed and what it left out: its optimum is the best of the plans that remain.
+
+The `space` of a report has both, as lists of noun phrases: `fixed` and `outside`. Every text that says "optimal" is
+made from them (`codegen/report/proof_text.py`). Whoever widens or narrows the search changes the phrases here.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ...formulation.placement.placement import prime_factors
+from ...formulation.rewriting.saturate import Rewritten
+from ...formulation.search_space import SearchSpace
+from ...model.graph.stages import boundaries
+from ...model.options import times
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.result import ConfigurationSpace, SearchResult
+
+
+def fixed(space: SearchSpace) -> list[str]:
+    """What the options fix: `mesh 2x4`, `2 stages`."""
+    nodes = len(space.fixed)
+    phrases = {
+        f"mesh {times(space.mesh or ())}": space.mesh is not None,
+        f"mapping {space.mapping}": space.mapping is not None,
+        f"{space.stages} stages": space.stages is not None and space.stages > 1,
+        f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
+        f"recomputation {space.recompute}": space.recompute != "auto",
+        f"the strategies of {nodes} node{'s' * (nodes != 1)}": nodes > 0,
+    }
+    return [phrase for phrase, holds in phrases.items() if holds]
+
+
+def outside(
+    problem: PlanningProblem,
+    among: ConfigurationSpace | None,
+    found: SearchResult,
+    rewritten: Rewritten | None,
+    schedules: Sequence[tuple[str, int]],
+) -> list[str]:
+    """What an option would add, or a limit cut off: `rewriting`, `meshes of more than 3 axes`.
+
+    `among`: the configurations, None without pipelines. `schedules`: all that are compared, each with its chunks.
+    """
+    return [*_pipelines(problem, among, schedules), *_axes(problem, among, found), *_rest(problem, found, rewritten)]
+
+
+def _pipelines(
+    problem: PlanningProblem, among: ConfigurationSpace | None, schedules: Sequence[tuple[str, int]]
+) -> Iterator[str]:
+    if among is not None and among.has_pipelines:
+        names = (name if chunks == 1 else f"{name} with {chunks} chunks" for name, chunks in schedules)
+        yield f"schedules other than {' and '.join(names)}"
+    elif problem.machine.devices > 1 and len(boundaries(problem.plain or problem.pcg)) > 2:
+        yield "pipelines"
+
+
+def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:
+    """The most axes of a mesh, where the machine, or what a pipeline leaves of it, has placements of more."""
+    if problem.space.fixes_axes or problem.space.fix:
+        return
+    whole = {(1,) * len(problem.machine.hierarchy): problem.placements}
+    limits = []
+    for row, places in (whole if among is None else among.placements).items():
+        searched = max((len(p.sizes) for p in places if len(p.sizes) <= found.axes), default=0)
+        if searched < len(prime_factors(problem.machine.devices // prod(row))):
+            limits.append(searched)
+    if limits:
+        yield f"meshes of more than {min(limits)} {'axis' if min(limits) == 1 else 'axes'}"
+
+
+def _rest(problem: PlanningProblem, found: SearchResult, rewritten: Rewritten | None) -> Iterator[str]:
+    if rewritten is None:
+        yield "rewriting"
+    elif rewritten.limits_hit:
+        yield "rewritings beyond the limits of saturation"
+    if found.unrewritten:
+        yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
+    if not problem.space.offload and problem.machine.device.host_bandwidth is not None:
+        yield "offload"
+    if not problem.space.bundles:
+        yield "parallel branches"
