@@ -261,19 +261,21 @@ def reductions(
     ] = None,
     algorithm: Annotated[str | None, typer.Option(help="ring, tree or gloo; by default the machine's.")] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of collectives in a program.")] = 5,
+    numbering: Annotated[str, typer.Option(help="What numbers a group's members: levels, or axes.")] = "levels",
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Count the reduction programs of every placement, and find the fastest."""
     from .codegen.report.reductions import print_reductions, reductions_summary
-    from .formulation.reduction.ranking import DEFAULT_BYTES, profile_of, ranking
+    from .formulation.reduction.ranking import DEFAULT_BYTES, numbering_of, profile_of, ranking
 
     where = MachineChoice(**chosen(MachineChoice, options)).load()
     sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
     payload = DEFAULT_BYTES if size is None else size
+    numbered_by = numbering_of(numbering)
     with words_to_stderr():
-        found = ranking(where, sizes, over, payload, profile_of(algorithm), limit)
-    summary = reductions_summary(where, over, found)
+        found = ranking(where, sizes, over, payload, profile_of(algorithm), limit, numbered_by)
+    summary = reductions_summary(where, over, found, numbered_by)
     if as_json:
         print_json(summary)
     else:

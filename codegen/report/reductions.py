@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...formulation.placement.placement import Placement, Row
-from ...formulation.reduction.program import Reduction
+from ...formulation.reduction.program import Numbering, Reduction
 from ...formulation.reduction.ranking import Ranked, words
 from ...model.machine.machine import Machine
 
@@ -20,7 +20,9 @@ def placements_summary(found: Sequence[Placement]) -> dict[str, Any]:
     return {"count": len(found), "matrices": [placement.matrix for placement in found]}
 
 
-def reductions_summary(machine: Machine, reduced: Sequence[int], found: Sequence[Ranked]) -> dict[str, Any]:
+def reductions_summary(
+    machine: Machine, reduced: Sequence[int], found: Sequence[Ranked], numbering: Numbering = "levels"
+) -> dict[str, Any]:
     """`total` programs of all matrices, and for each matrix what `partita reductions` says of it (seconds)."""
     counts = [one.programs for one in found if one.programs is not None]
     return {
@@ -31,7 +33,9 @@ def reductions_summary(machine: Machine, reduced: Sequence[int], found: Sequence
                 "programs": one.programs,
                 "allreduce_s": one.allreduce_ns / 1e9,
                 "optimal_s": one.best.ns / 1e9,
-                "optimal": words(one.best.program, Reduction(one.placement, tuple(sorted(reduced))), machine),
+                "optimal": words(
+                    one.best.program, Reduction(one.placement, tuple(sorted(reduced)), numbering), machine
+                ),
             }
             for one in found
         ],

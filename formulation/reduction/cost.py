@@ -8,7 +8,8 @@ level l carries what one group sends through it, times the number of groups that
                                         reduction's size there)
 
 and the step takes as long as its busiest link, plus hops and one launch. If a level is wired, every message of every
-group is routed over links and switches instead; on a machine of switches both computations agree.
+group is routed over links and switches instead; on a machine of switches both computations agree. So are the groups of
+a reduction whose members are numbered by its axes: they may span more levels than their step names.
 """
 
 import math
@@ -80,6 +81,8 @@ def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile
     """Price for a share of 1."""
     name, row = profile or machine.collectives, reduction.row
     _check(machine, row, over, name)
+    if reduction.numbering == "axes":
+        return listed(machine, reduction, over, kind, name)
     if (name, kind) in STREAMED and over[0] < over[1] and reduction.placement.devices <= _MOST_STREAMED:
         return _streamed(machine, reduction, over, kind, name)
     wired = any(level.wiring for level in machine.levels[reduction.machine_levels[over[0]] :])
@@ -127,6 +130,29 @@ def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profil
     spread = list(reduction.machine_levels[over[0] : over[1] + 1])
     seconds = partial(busiest_of_groups, machine, groups)
     return _price(machine, reduction.row, spread, PATTERNS[profile][kind], seconds)
+
+
+@cache
+def listed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
+    """Price for a share of 1 of groups that are given by their devices alone.
+
+    NCCL orders a ring by the machine, not by the list of devices, so it passes every unit once. It starts at the
+    group's first device, which is the lowest. PartitaError: units of one level have unequal parts of a group.
+    """
+    groups = np.sort(_members(reduction, over), axis=1)
+    row: list[int] = []
+    for level in range(len(machine.levels)):
+        units = groups // machine.devices_below(level)
+        count = len(np.unique(units[0]))
+        parts = units.reshape(len(groups), count, -1) if groups.shape[1] % count == 0 else units[:, None]
+        if (parts != parts[:, :, :1]).any():
+            raise PartitaError(
+                f"members by axes {reduction.axes} of {reduction.placement.matrix}: the units of {machine.name} have "
+                "unequal parts of the groups of a step, which has no price; number the members by levels"
+            )
+        row.append(count // math.prod(row))
+    spread = [level for level, size in enumerate(row) if size > 1]
+    return _price(machine, tuple(row), spread, PATTERNS[profile][kind], partial(busiest_of_groups, machine, groups))
 
 
 def _members(reduction: Reduction, over: Over) -> NDArray[np.int64]:

@@ -124,7 +124,7 @@ def envelope(
 def _canonical(machine: Machine, reduction: Reduction) -> Reduction:
     """A representative of all reductions of equal cost: between switches only the row matters, not the placement."""
     used = machine.levels[min(reduction.machine_levels, default=0) :]
-    if any(level.wiring for level in used):
+    if reduction.numbering == "axes" or any(level.wiring for level in used):
         return reduction
     row = reduction.row
     rest = tuple(h // m for h, m in zip(reduction.placement.hierarchy, row, strict=True))

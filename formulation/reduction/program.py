@@ -2,7 +2,8 @@
 
 A reduction over mesh axes under a placement has one *level* for every machine level its group spreads over; its size is
 the product of the axes' factors in the parallelism matrix. Levels of size 1 are dropped; the outermost comes first.
-Members of a group are numbered in mixed radix over the levels, consecutively on the innermost level.
+Members of a group are numbered in mixed radix over the levels, consecutively on the innermost level. Where several axes
+are reduced, P²'s measurements fit another numbering, in mixed radix over the axes (`Numbering`).
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 from math import prod
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,13 @@ from ...model.errors import PartitaError
 from ..placement.placement import Placement, ranks
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
+
+Numbering: TypeAlias = Literal["levels", "axes"]
+NUMBERINGS: tuple[Numbering, ...] = get_args(Numbering)
+"""What numbers the members of a group: the levels, so that a step inside a level stays in its units, or the axes.
+
+By axes the last axis varies fastest, and the levels' sizes cut that list: where an earlier axis has a factor on an
+inner level and a later one on an outer level, a "level" of a program spans units."""
 
 DEFAULT_LIMIT = 5
 """Most collectives in a program, as in P²."""
@@ -65,12 +73,13 @@ ReductionProgram: TypeAlias = tuple[Step, ...]
 class Reduction:
     """A reduction over `axes` of a placement: its levels and groups of devices.
 
-    `sizes`: the sizes of its levels; `machine_levels`: their machine levels (0: outermost). PartitaError: an axis that
-    does not exist or occurs twice.
+    `sizes`: the sizes of its levels; `machine_levels`: their machine levels (0: outermost). `numbering`: what
+    numbers the members of a group. PartitaError: an axis that does not exist or occurs twice.
     """
 
     placement: Placement
     axes: tuple[int, ...]
+    numbering: Numbering = "levels"
 
     def __post_init__(self) -> None:
         known = range(len(self.placement.sizes))
@@ -100,11 +109,13 @@ class Reduction:
         return prod(self.row)
 
     def members(self) -> NDArray[np.int64]:
-        """[groups, size]: the ranks of every group, by member number (level-major)."""
+        """[groups, size]: the ranks of every group, by member number."""
         matrix, depth = self.placement.matrix, self._depth
         # One digit per (axis, level): a coordinate is in mixed radix over the levels.
         digits = ranks(self.placement).reshape([matrix[a][level] for a in range(len(matrix)) for level in range(depth)])
-        mine = [a * depth + level for level in range(depth) for a in self.axes]
+        mine = [a * depth + level for a in self.axes for level in range(depth)]
+        if self.numbering == "levels":
+            mine.sort(key=lambda digit: digit % depth)
         rest = [d for d in range(len(matrix) * depth) if d not in mine]
         return digits.transpose(*rest, *mine).reshape(-1, self.size)
 

@@ -9,7 +9,7 @@ from ..placement.placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
 from .optimal import Best, optimal
-from .program import DEFAULT_LIMIT, Reduction, ReductionProgram, flat, step_text
+from .program import DEFAULT_LIMIT, NUMBERINGS, Numbering, Reduction, ReductionProgram, flat, step_text
 
 ALGORITHMS = {"ring": "nccl-ring", "tree": "nccl-tree", "gloo": "gloo"}
 """Cost profiles by their names in the paper's tables and on the command line."""
@@ -40,19 +40,20 @@ def ranking(
     size_bytes: int = DEFAULT_BYTES,
     profile: str | None = None,
     limit: int = DEFAULT_LIMIT,
+    numbering: Numbering = "levels",
 ) -> tuple[Ranked, ...]:
     """All placements of the axes on a machine, for a reduction of `size_bytes` per device over the axes in `reduced`.
 
-    `profile`: a cost profile, by default the machine's; programs have at most `limit` collectives. PartitaError: axes
-    whose product is not the number of devices, an empty reduction or an unknown axis, negative or too many bytes, a
-    limit that admits no program.
+    `profile`: a cost profile, by default the machine's; programs have at most `limit` collectives; `numbering`: what
+    numbers the members of a group (`program.NUMBERINGS`). PartitaError: axes whose product is not the number of
+    devices, an empty reduction or an unknown axis, negative or too many bytes, a limit that admits no program.
     """
     placements = arrangements(machine.hierarchy, axes)
     over = check_reduced(axes, reduced)
     check_bytes(size_bytes)
     if limit < 1:
         raise PartitaError(f"a limit of {limit} collectives admits no program: the shortest is one all-reduce; give 1")
-    return tuple(_ranked(machine, Reduction(p, over), size_bytes, profile, limit) for p in placements)
+    return tuple(_ranked(machine, Reduction(p, over, numbering), size_bytes, profile, limit) for p in placements)
 
 
 def check_bytes(size_bytes: int) -> None:
@@ -70,6 +71,14 @@ def profile_of(algorithm: str | None) -> str | None:
     return None if algorithm is None else ALGORITHMS[algorithm]
 
 
+def numbering_of(name: str) -> Numbering:
+    """The numbering of members by its name. PartitaError: an unknown one."""
+    found = next((numbering for numbering in NUMBERINGS if numbering == name), None)
+    if found is None:
+        raise PartitaError(f"unknown numbering {name!r:.60}; choose from {', '.join(NUMBERINGS)}")
+    return found
+
+
 def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: str | None, limit: int) -> Ranked:
     levels = len(reduction.sizes)
     count = len(programs(levels, limit)) if levels <= MOST_COUNTED else None
@@ -80,6 +89,8 @@ def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: st
 
 
 def words(program: ReductionProgram, reduction: Reduction, machine: Machine) -> tuple[str, ...]:
-    """One description per step."""
+    """One description per step; members numbered by axes have digits for levels, the most significant first."""
     names = [machine.levels[level].name for level in reduction.machine_levels]
+    if reduction.numbering == "axes":
+        names = [f"digit {number}" for number in range(1, len(names) + 1)]
     return tuple(step_text(step, names) for step in program)

@@ -303,6 +303,12 @@ def test_every_program_of_the_papers_matrices_sums(reduction: Reduction) -> None
     assert permuted == {1: 0, 2: 4}[len(reduction.sizes)]
 
 
+def test_every_program_sums_whatever_numbers_the_members() -> None:
+    reduction = Reduction(of_rows([(1, 4), (2, 2), (2, 1)]), (0, 2), "axes")
+    assert not np.array_equal(reduction.members(), Reduction(reduction.placement, (0, 2)).members())
+    assert sum(check(program, reduction) for program in programs(2)) == 4
+
+
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 3, 2), (3, 2, 2)])
 def test_every_program_of_three_levels_sums(sizes: tuple[int, ...]) -> None:
     reduction = Reduction(of_rows([sizes]), (0,))

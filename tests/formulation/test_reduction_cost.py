@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.placement.placement import of_rows, placements
-from partita.formulation.reduction.cost import exchange_price, program_price, routed, step_price, symmetric
+from partita.formulation.reduction.cost import exchange_price, listed, program_price, routed, step_price, symmetric
 from partita.formulation.reduction.program import Collective, Reduction, Step, flat
 from partita.model.errors import PartitaError
 from partita.model.machine.collective_price import FREE
@@ -143,6 +143,40 @@ def test_wiring_that_is_a_switch_changes_nothing(case: tuple) -> None:  # type: 
     wired = replace(where, levels=tuple(replace(x, wiring=Wiring((Switch(x.bandwidth, 1),))) for x in where.levels))
     closed = symmetric(where, reduction.row, over, kind, profile)
     assert routed(wired, reduction, over, kind, profile).ns_per_byte == pytest.approx(closed.ns_per_byte, rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_members_of_one_axis_have_one_order(case: tuple) -> None:  # type: ignore[type-arg]
+    """Listed groups of any machine of switches cost what the closed form says."""
+    where, reduction, over, kind, profile = case
+    one = Reduction(
+        of_rows([reduction.row, tuple(h // m for h, m in zip(where.hierarchy, reduction.row, strict=True))]), (0,)
+    )
+    closed = symmetric(where, one.row, over, kind, profile)
+    by_list = listed(where, replace(one, numbering="axes"), over, kind, profile)
+    assert (closed.latency_ns, closed.ns_per_byte) == pytest.approx((by_list.latency_ns, by_list.ns_per_byte))
+
+
+def test_members_numbered_by_axes_may_span_nodes() -> None:
+    """Axis 0 has both digits inside of nodes, axis 1 is the nodes: the inner two of (2, 2) are in two nodes."""
+    where = machine((2, 1, 0), (4, 100, 0))
+    matrix = [(1, 4), (2, 1)]
+    levels, axes = Reduction(of_rows(matrix), (0, 1)), Reduction(of_rows(matrix), (0, 1), "axes")
+    assert levels.sizes == axes.sizes == (2, 4)
+    assert sorted(axes.members()[0, :4]) == [0, 1, 4, 5]
+    inside = Step(AR, 1, 1)
+    assert step_price(where, levels, inside, 1.0).ns_per_byte == pytest.approx(2 * 3 / 4 / 100)
+    assert step_price(where, axes, inside, 1.0).ns_per_byte == pytest.approx(2 * 2 * 3 / 4)  # two groups share the link
+    assert step_price(where, axes, Step(AR, 0, 1), 1.0) == step_price(where, levels, Step(AR, 0, 1), 1.0)
+
+
+def test_parts_of_unequal_size_are_refused() -> None:
+    """Runs of two in 3 x 2: 0 0, 0 1 | 1 0, 1 1 lie in a node each or in two."""
+    where = machine((2, 1, 0), (3, 1, 0))
+    crossed = Reduction(of_rows([(1, 3), (2, 1)]), (0, 1), "axes")
+    with pytest.raises(PartitaError, match="unequal parts"):
+        step_price(where, crossed, Step(AR, 1, 1), 1.0)
 
 
 def test_rounds_of_gloo_s_broadcast_mix_over_several_levels() -> None:
