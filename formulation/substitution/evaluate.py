@@ -234,12 +234,13 @@ def bound(value: Any, sizes: Mapping[str, int]) -> Any:
     """An attribute with its size expressions evaluated; other words stay."""
     if isinstance(value, tuple | list):
         return tuple(bound(v, sizes) for v in value)
-    if isinstance(value, str) and any(name in sizes for name in _names(value)):
+    if isinstance(value, str) and any(name in sizes for name in names_of_size(value)):
         return Size.of(value).at(sizes)
     return value
 
 
-def _names(text: str) -> frozenset[str]:
+def names_of_size(text: str) -> frozenset[str]:
+    """The symbols of an attribute; none if it is not a size."""
     try:
         return Size.of(text).symbols
     except PartitaError:  # not a size: an equation, `none`

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...model.errors import PartitaError
-from ...model.operators.operator import algebra_of
+from ...model.operators.operator import algebra_of, find_operator
 from ...model.operators.sharded import Arithmetic, IllTyped
 from .arithmetic import Real
-from .evaluate import bound, evaluate, evaluation
+from .evaluate import bound, evaluate, evaluation, names_of_size
 from .moves import MOVES
 from .rule import Apply, Rule, Tensor, Value
 from .sizes import Size
@@ -26,7 +26,9 @@ TOLERANCE = 1e-9  # for floats, relative to the largest entry
 MAX_ENTRIES = 20_000  # of an input
 ATTEMPTS = 4  # draws of sizes per small trial
 RANDOM_TRIALS = 400
+SCALARS = ("value", "slope", "alpha", "scale", "min", "max", "min_val", "max_val")  # attributes that hold numbers
 _PASSING = (*MOVES, "view", "permute", "cat", "split", "slice", "contiguous")
+_ROW_BY_ROW = ("linear", "matmul", "softmax", "log_softmax", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,17 @@ class RuleTrial:
         return all(self.agrees)
 
     def difference(self) -> int | None:
-        """The index of the first output whose states or finite values differ; None if all agree."""
+        """The index of the first output whose states or finite values differ; None if all agree.
+
+        On inputs from -1 to 1, where nothing overflows, the target must also be finite where the source is.
+        """
+        small = all(np.all(np.abs(value.array) <= 1) for value in self.inputs.values())
         for number, (a, b) in enumerate(zip(self.source, self.target, strict=True)):
             if a.state != b.state:
                 return number
             finite = np.isfinite(a.array) & np.isfinite(b.array)
+            if small and not finite[np.isfinite(a.array)].all():
+                return number
             top = 1 + float(np.max(np.abs(b.array[finite]), initial=0.0))
             if bool(np.any(np.abs(a.array[finite] - b.array[finite]) > TOLERANCE * top)):
                 return number
@@ -128,11 +136,12 @@ def _allowed(typed: Typed, values: Mapping[str, int]) -> bool:
         if size.symbols <= values.keys() and size.at(values) < 1:
             return False
     for condition in typed.rule.where:
-        left, word, right = condition_parts(condition)
-        sizes = [s.substitute({n: unifier.size((n,)) for n in s.symbols}) for s in (left, right)]
+        stated = condition_parts(condition)
+        word = stated[1]
+        sizes = [s.substitute({n: unifier.size((n,)) for n in s.symbols}) for s in (stated[0], stated[2])]
         if all(s.symbols <= values.keys() for s in sizes):
-            a, b = (s.at(values) for s in sizes)
-            if not {"==": a == b, ">=": a >= b, "divides": a > 0 and b % a == 0}[word]:
+            left, right = (s.at(values) for s in sizes)
+            if not _holds(left, word, right):
                 return False
     return True
 
@@ -150,7 +159,7 @@ def trial_at(
     tensors = tuple(
         replace(t, dims=tuple(map(str, shapes[t.name][1:])), replicas=shapes[t.name][0]) for t in rule.inputs
     )
-    return _simple_trial(replace(rule, inputs=tensors, where=()), symbols, seed, arithmetic or Real())
+    return _simple_trial(replace(rule, inputs=tensors), symbols, seed, arithmetic or Real())
 
 
 def random_trials(rule: Rule) -> Iterator[RuleTrial]:
@@ -165,7 +174,7 @@ def random_trials(rule: Rule) -> Iterator[RuleTrial]:
             t if t.dims else Tensor(t.name, tuple(str(int(rng.choice(pool))) for _ in range(declared[t.name])))
             for t in rule.inputs
         )
-        made = _simple_trial(replace(rule, inputs=tensors, where=()), symbols, number, Real())
+        made = _simple_trial(replace(rule, inputs=tensors), symbols, number, Real())
         if made is not None:
             yield made
 
@@ -188,12 +197,19 @@ def _symbols(rule: Rule) -> list[str]:
 
 
 def _simple_trial(rule: Rule, symbols: Mapping[str, int], seed: int, arithmetic: Arithmetic) -> RuleTrial | None:
-    """Run a rule on multiples of 1/4 from -1 to 1. None if a side does not apply, or an operator has no evaluation."""
+    """Run a rule on multiples of 1/4 from -1 to 1, with odd seeds on multiples of 2 from -8 to 8.
+
+    None if a side does not apply, or an operator has no evaluation.
+    """
     try:
-        rule = _with_numbers(rule, symbols)
+        drawn = _scalars(rule, symbols, seed)
+        if drawn is None:
+            return None
+        symbols = {**symbols, **drawn}
+        rule = replace(_with_numbers(rule, symbols), where=())
         inputs = random_inputs(rule, symbols, arithmetic, seed)
         if isinstance(arithmetic, Real):
-            inputs = {name: _rounded(value) for name, value in inputs.items()}
+            inputs = {name: _rounded(value, 8 if seed % 2 else 1) for name, value in inputs.items()}
         with np.errstate(all="ignore"):
             return _run(rule, symbols, arithmetic, inputs)
     except (ValueError, KeyError, IndexError, TypeError):
@@ -224,9 +240,30 @@ def can_run(rule: Rule) -> bool:
     return all(apply.op in MOVES or evaluation(apply.op) is not None for apply in rule.applies)
 
 
-def _rounded(value: ParallelValue) -> ParallelValue:
-    array = value.array if value.array.dtype.kind == "i" else np.round(value.array * 4) / 4
+def _rounded(value: ParallelValue, times: int) -> ParallelValue:
+    array = value.array if value.array.dtype.kind == "i" else np.round(value.array * 4) / 4 * times
     return ParallelValue(array, value.digits)
+
+
+def _scalars(rule: Rule, symbols: Mapping[str, int], seed: int) -> dict[str, int] | None:
+    """Whole numbers, negative ones too, for symbols that are factors or addends; None if a condition fails."""
+    values = [value for apply in rule.applies for key, value in apply.attributes if key in SCALARS]
+    names = sorted(
+        {name for value in values if isinstance(value, str) for name in names_of_size(value)} - symbols.keys()
+    )
+    rng = np.random.default_rng([seed, len(names)])
+    drawn = {name: int(rng.integers(-3, 4)) for name in names}
+    for condition in rule.where:
+        left, word, right = condition_parts(condition)
+        known, mentioned = {**symbols, **drawn}, left.symbols | right.symbols
+        if mentioned & drawn.keys() and mentioned <= known.keys() and not _holds(left.at(known), word, right.at(known)):
+            return None
+    return drawn
+
+
+def _holds(a: int, word: str, b: int) -> bool:
+    """Whether a condition holds of two numbers."""
+    return {"==": a == b, ">=": a >= b, "divides": a > 0 and b % a == 0}[word]
 
 
 def random_inputs(
@@ -266,7 +303,7 @@ def _number(expression: str | int, sizes: Mapping[str, int], name: str) -> int:
 
 def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """(input that holds row numbers, rows of its smallest table)."""
-    known = {tensor.name: _number(tensor.dims[0], sizes, tensor.name) for tensor in rule.inputs if tensor.dims}
+    known = {t.name: _number(t.dims[0], sizes, t.name) if len(t.dims) > 1 else 1 for t in rule.inputs if t.dims}
     found: dict[str, int] = {}
     for side in rule.sides:
         makers = {name: apply for apply in side for name in apply.outputs}
@@ -282,9 +319,16 @@ def _ids(rule: Rule, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 def _rows(name: str, makers: Mapping[str, Apply], known: Mapping[str, int]) -> int:
     """A lower bound on the rows of a table made of inputs; 1 if unknown."""
     made = makers.get(name)
-    if made is None or made.op not in _PASSING:
+    if made is None:
         return known.get(name, 1)
     rows = [_rows(part, makers, known) for part in made.inputs]
+    entry = find_operator(made.op)
+    if entry is not None and isinstance(entry.notation, str) and entry.notation.startswith("y[i..] = "):
+        return max(rows)  # elementwise, broadcast
+    if made.op in _ROW_BY_ROW:
+        return rows[0]
+    if made.op not in _PASSING:
+        return 1
     return sum(rows) if made.op == "cat" and made["dim"] == 0 else min(rows)
 
 

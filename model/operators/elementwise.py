@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,21 @@ import numpy as np
 from ..graph.pcg import Node
 from .algebra import Algebra, RealFunction, Rewriting, broadcast_shape, equal_shapes
 from .operator import Operator
-from .sharded import Arithmetic, Array, Attributes, elementwise, same_shape
+from .sharded import (
+    WHOLE,
+    Arithmetic,
+    Array,
+    Attributes,
+    IllTyped,
+    Shape,
+    ShardTasks,
+    Signature,
+    by_channel,
+    elementwise,
+    letters,
+    operands,
+    same_shape,
+)
 
 _OPAQUE = "y[i..] = f(x[i..])"
 _LINEAR = "y[i..] = L(x[i..])"
@@ -76,6 +91,34 @@ def _prelu(node: Node, inputs: tuple[Node, ...]) -> str:
     return "y[n, c, d..] = f(x[n, c, d..], w[c])" if inputs[1].numel > 1 else "y[i..] = f(x[i..], w[:])"
 
 
+def _prelu_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    x, w = operands(shapes, 2)
+    if len(w) != 1 or (w[0] > 1 and (len(x) < 2 or x[1] != w[0])):
+        raise IllTyped(f"prelu takes one slope, or one per channel, not {w} for {x}")
+    named = letters(len(x))
+    single = w[0] == 1
+
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
+        slope = a[1].reshape(-1, *(1,) * len(x)) if single else by_channel(a[1], a[0])
+        return [t.arithmetic.call(("prelu",), a[0], np.broadcast_to(slope, a[0].shape))]
+
+    return Signature((named, (WHOLE,) if single else (named[1],)), (named,), local)
+
+
+def _relation(given: Attributes, a: Array, b: Array) -> Array:
+    return np.asarray(_RELATIONS[given["relation"]](a, b), np.float64)
+
+
+_RELATIONS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+}
+
+
 _LIKE_INPUT = Rewriting(equal_shapes, leading=True)
 _SCALED = Rewriting(equal_shapes, {"value": None}, leading=True)
 _APPROXIMATED = Rewriting(equal_shapes, {"approximate": None}, leading=True)
@@ -123,12 +166,19 @@ OPERATORS = (
         *("shift", "{x} + {value}", "", lambda given, a: a + given["value"]),
         exact=lambda field, given, a: field.add(a, field.constant(given["value"])),
     ),
-    _unary("logical_not", "~{x}"),
-    _unary("compare", "torch.{relation}({x}, {value})"),
+    _unary("logical_not", "~{x}", "", lambda _, a: (a == 0).astype(np.float64)),
+    _unary("compare", "torch.{relation}({x}, {value})", "", lambda given, a: _relation(given, a, given["value"])),
     _unary("scale", "{x} * {value}", notation=_LINEAR, rewriting=_SCALED, multiple="value"),
     _unary("neg", "-{x}", notation=_LINEAR, rewriting=_LIKE_INPUT, multiple=-1),
     _unary("to", "{x}.to({dtype})", notation=_LINEAR, evaluation=same_shape(lambda t, given, a: a)),
-    Operator("prelu", ("x", "w"), _prelu, "F.prelu({x}, {w})", saved=("x", "w")),
+    Operator(
+        "prelu",
+        ("x", "w"),
+        _prelu,
+        "F.prelu({x}, {w})",
+        saved=("x", "w"),
+        algebra=Algebra(_prelu_shards, real=lambda _, a, w: np.where(a > 0, a, w * a)),
+    ),
     *(
         Operator(
             *(name, ("a", "b"), notation, f"{{a}} {sign} {{b}}"),
@@ -164,9 +214,11 @@ OPERATORS = (
         saved=("a", "b", "y"),
         algebra=Algebra(real=lambda _, a, b: a**b),
     ),
-    Operator("relate", ("a", "b"), _BINARY, "torch.{relation}({a}, {b})"),
+    Operator("relate", ("a", "b"), _BINARY, "torch.{relation}({a}, {b})", algebra=Algebra(real=_relation)),
     Operator(
-        "where", ("c", "a", "b"), "y[i..] = f(c[i..], a[i..], b[i..])", "torch.where({c}, {a}, {b})", saved=("c",)
+        *("where", ("c", "a", "b"), "y[i..] = f(c[i..], a[i..], b[i..])", "torch.where({c}, {a}, {b})"),
+        saved=("c",),
+        algebra=Algebra(real=lambda _, c, a, b: np.asarray(np.where(c != 0, a, b))),
     ),
     # The mask is a function of the global element index, drawn from counters by the program: the same on all ranks,
     # so linear. Drawing it, in 32-bit lanes, is most of the work. Bytes per element: its number 8 (written), as int32

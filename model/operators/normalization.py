@@ -90,6 +90,26 @@ def _norm_shards(centered: bool) -> Evaluation:
     return evaluation
 
 
+def _group_norm_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """Shards have whole groups."""
+    x, *scales = sharded.operands(shapes, 1, 3)
+    groups = given["groups"]
+    if len(x) < 2 or x[1] % groups or any(shape != x[1:2] for shape in scales):
+        raise IllTyped(f"a norm of {groups} groups of {x} with weights of shapes {scales}")
+    wide = ("n", "c", *(WHOLE,) * (len(x) - 2))
+
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
+        f, part = t.arithmetic, t.degree("c")
+        if groups % part:
+            raise IllTyped(f"{groups} groups cannot be split {part} times")
+        grouped = a[0].reshape(*a[0].shape[:2], groups // part, -1)
+        y = sharded.standardized(t, grouped, (3,), True, given.get("eps", EPS)).reshape(a[0].shape)
+        y = f.mul(y, sharded.by_channel(a[1], y)) if scales else y
+        return [f.add(y, sharded.by_channel(a[2], y)) if len(scales) > 1 else y]
+
+    return Signature((wide, *(("c",) for _ in scales)), (wide,), local)
+
+
 def _softmax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     (shape,) = sharded.operands(shapes, 1)
     dim = sharded.dim_of(given["dim"], len(shape))
@@ -134,6 +154,7 @@ OPERATORS = (
         saved=("x",),
         passes=1.5,
         reference=_group_norm_reference,
+        algebra=Algebra(_group_norm_shards),
     ),
     *(
         Operator(

@@ -5,7 +5,7 @@ A mean divides by the whole count, also where the dim is split.
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from . import sharded
 from .algebra import Algebra
 from .keywords import keywords
 from .operator import Operator, along_dim
-from .sharded import WHOLE, Array, Attributes, Evaluation, Shape, ShardTasks, Signature
+from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, ShardTasks, Signature
 
 
 def _reduced(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -58,6 +58,36 @@ def _amax_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     return Signature((whole,), summed.outputs, lambda t, a: [a[0].max(dims, keepdims=keep)])
 
 
+def _logsumexp_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    whole = _amax_shards(given, shapes)
+    dims = tuple(i + 1 for i, name in enumerate(whole.inputs[0]) if name == WHOLE)
+    keep = bool(given.get("keepdim", False))
+
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
+        f = t.arithmetic
+        return [f.call(("log",), f.sum(f.call(("exp",), a[0]), dims, keepdims=keep))]
+
+    return Signature(whole.inputs, whole.outputs, local)
+
+
+def _norm_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """Of order 1, 2 or infinity."""
+    whole = _amax_shards(given, shapes)
+    dims = tuple(i + 1 for i, name in enumerate(whole.inputs[0]) if name == WHOLE)
+    order, keep = given.get("ord", 2), bool(given.get("keepdim", False))
+    if order not in (1, 2, inf):
+        raise IllTyped(f"a norm of order {order} is not evaluated")
+
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
+        f = t.arithmetic
+        if order == 2:
+            return [f.call(("sqrt",), f.sum(f.mul(a[0], a[0]), dims, keepdims=keep))]
+        sizes = f.call(("abs",), a[0])
+        return [f.sum(sizes, dims, keepdims=keep) if order == 1 else sizes.max(dims, keepdims=keep)]
+
+    return Signature(whole.inputs, whole.outputs, local)
+
+
 def _cumsum_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     (shape,) = sharded.operands(shapes, 1)
     dim = sharded.dim_of(given["dim"], len(shape))
@@ -95,8 +125,8 @@ OPERATORS = (
         )
         for name, emit, shards in (
             ("amax", "{x}.amax({dims}, keepdim={keepdim})", _amax_shards),
-            ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", None),
-            ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", None),
+            ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", _logsumexp_shards),
+            ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", _norm_shards),
         )
     ),
     # Positions: integers without gradient.

@@ -105,6 +105,30 @@ def _outermost(before: Shape, after: Shape) -> list[tuple[int, int]]:
     return pairs
 
 
+def _flip_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    (shape,) = sharded.operands(shapes, 1)
+    named = given["dims"] if isinstance(given["dims"], tuple) else (given["dims"],)
+    dims = tuple(sharded.dim_of(d, len(shape)) for d in named)
+    whole = sharded.whole_along(shape, *dims)
+    return Signature((whole,), (whole,), lambda t, a: [np.flip(a[0], tuple(d + 1 for d in dims))])
+
+
+def _part_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
+    """A shard has its share of every part."""
+    (shape,) = sharded.operands(shapes, 1)
+    dim, of, number = sharded.dim_of(given["dim"], len(shape)), given["of"], given["number"]
+    if not 0 <= number < of or shape[dim] % of:
+        raise IllTyped(f"there is no part {number} of {of} of a dim of size {shape[dim]}")
+    named = sharded.letters(len(shape))
+
+    def local(t: ShardTasks, a: list[Array]) -> list[Array]:
+        if a[0].shape[dim + 1] % of:
+            raise IllTyped(f"{of} parts of a dim that is cut {t.degree(named[dim])} times are not whole shards")
+        return [np.split(a[0], of, dim + 1)[number]]
+
+    return Signature((named,), (named,), local)
+
+
 def _expand_shards(given: Attributes, shapes: Sequence[Shape]) -> Signature:
     (shape,) = sharded.operands(shapes, 1)
     wanted: Shape = tuple(given["shape"])
@@ -245,6 +269,7 @@ OPERATORS = (
         _part,
         "{x}.chunk({of}, {dim})[{number}]",
         passes=0,
+        algebra=Algebra(_part_shards),
         rewriting=Rewriting(_part_shape, {"dim": None, "number": None, "of": None}),
     ),
     Operator(
@@ -258,11 +283,12 @@ OPERATORS = (
     ),
     *(
         Operator(
-            name, ("x",), lambda node, inputs: along(node, node["dims"], "L"), emit, algebra=Algebra(keeps_sizes=True)
+            *(name, ("x",), lambda node, inputs: along(node, node["dims"], "L"), emit),
+            algebra=Algebra(shards, keeps_sizes=True),
         )
-        for name, emit in (
-            ("flip", lambda node, names: f"{names[0]}.flip({_one(node['dims'])})"),
-            ("roll", lambda node, names: f"{names[0]}.roll({_one(node['shifts'])}, {_one(node['dims'])})"),
+        for name, emit, shards in (
+            ("flip", lambda node, names: f"{names[0]}.flip({_one(node['dims'])})", _flip_shards),
+            ("roll", lambda node, names: f"{names[0]}.roll({_one(node['shifts'])}, {_one(node['dims'])})", None),
         )
     ),
     Operator(

@@ -67,7 +67,5 @@ def _rules(path: Path | None) -> tuple[Rule, ...]:
 def _line(verdict: Verdict) -> str:
     words = [verdict.covers, verdict.note]
     if verdict.counterexample is not None:
-        sizes = ", ".join(f"{name}={size}" for name, size in verdict.counterexample.sizes.items())
-        difference = verdict.counterexample.difference
-        words.append(f"at {sizes}: " + ("other shapes" if difference is None else f"they differ by {difference:.3g}"))
+        words.append(verdict.counterexample.sentence())
     return f"{verdict.verdict:9}  {verdict.name}: " + "; ".join(word for word in words if word)

@@ -10,11 +10,17 @@ The trusted base: finite sums are functions of their integrands and may be reord
 
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from ...formulation.substitution.sizes import Size
+from ...formulation.substitution.symbolic.content import INVERSE, ROOT, SIGMOID, SOFTPLUS, apart, positive, power
+from ...formulation.substitution.symbolic.maxima import INSIDE
 from ...formulation.substitution.symbolic.terms import (
-    IS_ZERO,
+    EXP,
+    HIT,
+    IS_POSITIVE,
+    MAX,
     POSITION,
     Body,
     Count,
@@ -25,7 +31,9 @@ from ...formulation.substitution.symbolic.terms import (
     Poly,
     Read,
     SymbolicTerm,
+    conditional,
     free_of,
+    of_terms,
     size_poly,
 )
 from ...formulation.substitution.symbolic.types import Unifier
@@ -37,10 +45,10 @@ TRIES = 8  # sums of the source to compare with each sum of the target
 class Decider:
     """The proof of one rule, with its own Z3 context."""
 
-    def __init__(self, unifier: Unifier, seconds: float = 10.0) -> None:
+    def __init__(self, unifier: Unifier, seconds: float = 10.0, defined: bool = False) -> None:
         import z3
 
-        self.unifier = unifier
+        self.unifier, self.defined = unifier, defined
         self.z3, self.until = z3, time.perf_counter() + seconds
         self.context = z3.Context()
         self.solver = z3.Solver(ctx=self.context)
@@ -57,6 +65,10 @@ class Decider:
         read = _element(ids)
         if read is not None:
             self._ids.setdefault(read.tensor, []).append((read.places, self._value(size_poly(rows))))
+
+    def assume(self, large: Poly, small: Poly) -> None:
+        """Assume that a number is not below another one."""
+        self.solver.add(self._value(large) >= self._value(small))
 
     def within(self, ids: Body, rows: Size) -> bool:
         """True if Z3 proves that ids are row numbers."""
@@ -101,12 +113,21 @@ class Decider:
         for term, coefficient in poly.terms:
             number = z3.RealVal(str(coefficient), self.context)
             if term.variables:
-                outside = [f for f in term.factors if isinstance(f, Count)]
-                inside = SymbolicTerm(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))
+                outside, inside = self._taken_out(term)
                 terms.append(self._product(number, [*map(self._factor, outside), self._sum(inside)]))
             else:
                 terms.append(self._product(number, list(map(self._factor, term.factors))))
         return z3.Sum(terms) if terms else z3.RealVal(0, self.context)
+
+    def _taken_out(self, term: SymbolicTerm) -> tuple[list[Factor], SymbolicTerm]:
+        """Factors before the sum, and the sum; with definitions, all that do not depend on what is summed over."""
+        if not self.defined:
+            outside: list[Factor] = [f for f in term.factors if isinstance(f, Count)]
+            return outside, SymbolicTerm(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))
+        free, exponent, bound = apart(term)
+        ((inside, _),) = of_terms([(SymbolicTerm(term.variables, bound), Fraction(1))]).terms
+        powers = [f for t, _ in power(exponent).terms for f in t.factors]
+        return [*free, *powers], inside
 
     def _product(self, number: Any, factors: list[Any]) -> Any:
         for f in factors:
@@ -120,7 +141,7 @@ class Decider:
         """The unknown that stands for a sum."""
         if term not in self._known:
             found = self._like(term) if self._target else None
-            conditions = [self._condition(f) for f in term.factors if _conditional(f)]
+            conditions = [self._condition(f) for f in term.factors if conditional(f)]
             if found is None and conditions and self._never(self.z3.And(conditions), term.variables):
                 found = self.z3.RealVal(0, self.context)
             elif found is None:
@@ -174,7 +195,7 @@ class Decider:
                 if all(p.terms or p == q for p, q in zip(places, f.places, strict=True)):
                     self.solver.add(read >= 0, read < rows)
             return read
-        if _conditional(f):
+        if conditional(f):
             return z3.If(self._condition(f), z3.RealVal(1, self.context), z3.RealVal(0, self.context))
         if isinstance(f, Count):
             # A normal form collects powers of a size, so an inverse is an independent unknown.
@@ -183,8 +204,45 @@ class Decider:
         assert isinstance(f, Fn)
         if f.name == POSITION:
             return z3.ToReal(self._place(f.places[0]))
+        if f.name in (MAX, INSIDE):
+            return self._largest(f)
         arguments = [self._body(body) for body in f.arguments]
-        return self._call(f"fn {f.name}", arguments, [self._place(p) for p in f.places])
+        made = self._call(f"fn {f.name}", arguments, [self._place(p) for p in f.places])
+        for fact in self._facts(f, made, arguments):
+            self.solver.add(fact)
+        return made
+
+    def _largest(self, f: Fn) -> Any:
+        """The largest of numbers, of unknowns for rows, and of numbers that count where their guards are 1."""
+        z3 = self.z3
+        if f.name == MAX:
+            counted = [(z3.BoolVal(True, self.context), self._most(body)) for body in f.arguments]
+        else:
+            pairs = zip(f.arguments[::2], f.arguments[1::2], strict=True)
+            counted = [(self._value(guard.value) == 1, self._value(body.value)) for body, guard in pairs]
+        some, best = counted[0]
+        for counts, value in counted[1:]:
+            best = z3.If(counts, z3.If(z3.And(some, best >= value), best, value), best)
+            some = z3.Or(some, counts)
+        return best
+
+    def _most(self, body: Body) -> Any:
+        return self._call("largest of a row", [self._body(body)], []) if body.variables else self._value(body.value)
+
+    def _facts(self, f: Fn, made: Any, arguments: list[Any]) -> list[Any]:
+        """What holds of a defined function at every point."""
+        if f.name == EXP:
+            return [made > 0]
+        if f.name == SIGMOID:
+            risen = self._value(power(f.arguments[0].value))
+            return [made > 0, made < 1, made * (1 + risen) == risen]
+        if f.name == SOFTPLUS:
+            return [made > 0, made > arguments[0]]
+        if f.name == INVERSE and positive(f.arguments[0].value):
+            return [made > 0, made * arguments[0] == 1]
+        if f.name == ROOT:
+            return [self.z3.Implies(arguments[0] >= 0, self.z3.And(made >= 0, made * made == arguments[0]))]
+        return []
 
     def _condition(self, f: Factor) -> Any:
         """The condition under which a factor that is 1 or 0 is 1."""
@@ -192,7 +250,10 @@ class Decider:
             place = self._place(f.place)
             return self.z3.And(place >= 0, place < self._count(f.atom))
         assert isinstance(f, Fn)
-        return self._value(f.arguments[0].value) == 0
+        value = self._value(f.arguments[0].value)
+        if f.name == HIT:
+            return value == self.z3.ToReal(self._place(f.places[0]))
+        return value > 0 if f.name == IS_POSITIVE else value == 0
 
     def _call(self, name: str, values: list[Any], places: list[Any]) -> Any:
         z3, key = self.z3, (name, len(values), len(places))
@@ -232,13 +293,8 @@ class Decider:
         return value
 
 
-def _conditional(f: Factor) -> bool:
-    """True if a factor is 1 or 0 by a condition that Z3 can state."""
-    return isinstance(f, Guard) or (isinstance(f, Fn) and f.name == IS_ZERO)
-
-
 def _unconditional(term: SymbolicTerm) -> set[Factor]:
-    return {f for f in term.factors if not _conditional(f)}
+    return {f for f in term.factors if not conditional(f)}
 
 
 def _element(ids: Body) -> Read | None:

@@ -13,7 +13,7 @@ class Counterexample:
 
     `rule` is the rule with numbers for all sizes and degrees, in text notation; `inputs` are [replicas, *shape];
     `outputs` names the pair that differs; `source` and `target` are its values, [replicas, *shape]; `difference` is the
-    largest of |source - target|, None where they have other shapes or states.
+    largest of |source - target|, None where they have other shapes or states, or only the source is a finite number.
     """
 
     rule: str
@@ -23,6 +23,24 @@ class Counterexample:
     source: Any
     target: Any
     difference: float | None
+
+    def sentence(self) -> str:
+        """Sizes, and the first element that differs."""
+        import numpy as np
+
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        source, target = np.asarray(self.source), np.asarray(self.target)
+        at = f"at {sizes}: " if sizes else ""
+        if source.shape != target.shape:
+            return f"{at}the shapes are {list(source.shape[1:])} and {list(target.shape[1:])}"
+        gaps = np.where(np.isfinite(source), np.nan_to_num(np.abs(source - target), nan=np.inf), 0.0)
+        if not gaps.max(initial=0.0):
+            return f"{at}one is cut or replicated, the other not"
+        replica, *place = (int(i) for i in np.unravel_index(int(gaps.argmax()), gaps.shape))
+        where = ", ".join(map(str, place))
+        copy = f" of replica {replica}" if source.shape[0] > 1 else ""
+        a, b = (float(array[(replica, *place)]) for array in (source, target))
+        return f"{at}{self.outputs[0]}[{where}]{copy} is {a:.6g}, after the rule {b:.6g}"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@ a difference refutes the rule. Otherwise it is `unknown`.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ from ...formulation.substitution.symbolic.infer import Differ, Typed, infer
 from ...formulation.substitution.symbolic.terms import Body, free_of, row
 from ...formulation.substitution.symbolic.types import Mismatch, Stuck, Unifier
 from ...formulation.substitution.symbolic.values import Symbolic
-from ...formulation.substitution.text import write_rule
+from ...formulation.substitution.text import condition_parts, write_rule
 from ...formulation.substitution.trial import RuleTrial, can_run, random_trials, small_trials
 from .covers import covers, extra_conditions
 from .decide import Decider
@@ -56,7 +57,7 @@ def rules_report(rules: Sequence[Rule], verdicts: Sequence[Verdict]) -> dict[str
 
 def _verdict(rule: Rule, seconds: float) -> Verdict:
     try:
-        typed = infer(rule)
+        typed = _typed(rule)
         phase, required = extra_conditions(typed)
         if phase == "outputs":
             return _differing_outputs(rule, f"the outputs agree only where {required}")
@@ -76,16 +77,36 @@ def _verdict(rule: Rule, seconds: float) -> Verdict:
         return found
     fit = bool(runs) or not can_run(rule)  # an operator without an evaluation can only be proved
     reason = "" if fit else "no small sizes were found at which both sides apply"
-    try:
-        general = _general(rule, seconds) if fit else ""
-        if general:
-            return Verdict(rule.name, "proved", general)
-        if fit and proved(typed, seconds):
-            return Verdict(rule.name, "proved", covers(typed, _degrees(rule)) + _at_other_degrees(rule))
-    except Stuck as error:
-        reason = str(error)
+    for defined in (False, True) if fit else ():
+        text, reason = _covered(rule, seconds, defined)
+        if text:
+            return Verdict(rule.name, "proved", text)
     found = _refuted(rule.name, small_trials(typed, MORE_RUNS, seed=1))
     return found or Verdict(rule.name, "unknown", note=reason or "neither proved nor refuted")
+
+
+def _typed(rule: Rule) -> Typed:
+    """The rule typed; by definitions of functions where their names do not decide the sizes."""
+    try:
+        return infer(rule)
+    except Stuck:
+        with suppress(Mismatch):
+            return infer(rule, defined=True)
+        raise
+
+
+def _covered(rule: Rule, seconds: float, defined: bool) -> tuple[str, str]:
+    """What a proof covers, with functions as names or by definition; or empty, and why there is none."""
+    try:
+        general = _general(rule, seconds, defined)
+        if general:
+            return general, ""
+        typed = infer(rule, defined=defined)
+        if not extra_conditions(typed)[1] and proved(typed, seconds):
+            return covers(typed, _degrees(rule)) + _at_other_degrees(rule), ""
+    except (Mismatch, Stuck) as error:
+        return "", str(error)
+    return "", ""
 
 
 def _differing_outputs(rule: Rule, reason: str) -> Verdict:
@@ -106,7 +127,11 @@ def _unbound_inputs(rule: Rule) -> str:
 
 def proved(typed: Typed, seconds: float) -> bool:
     """True if Z3 proves all outputs equal at every place. Raises Stuck for values without a normal form."""
-    decider = Decider(typed.unifier, seconds)
+    decider = Decider(typed.unifier, seconds, typed.scope.defined)
+    for condition in typed.rule.where:
+        left, word, right = condition_parts(condition)
+        if word == ">=":
+            decider.assume(*(typed.scope.number(str(size)) for size in (left, right)))
     _assume_row_numbers(typed, decider)
     for source, target in typed.outputs:
         for replica, indices, variables in _everywhere(source, typed.unifier):
@@ -137,13 +162,13 @@ def _assume_row_numbers(typed: Typed, decider: Decider) -> None:
         raise Stuck("ids of the target may lie outside its table")
 
 
-def _general(rule: Rule, seconds: float) -> str:
+def _general(rule: Rule, seconds: float, defined: bool) -> str:
     """What a proof with symbolic degrees covers; empty if there is none."""
     symbolic, names = generalized(rule)
     if not names:
         return ""
     try:
-        typed = infer(symbolic, names)
+        typed = infer(symbolic, names, defined=defined)
         if extra_conditions(typed)[1] or not proved(typed, seconds):
             return ""
     except (Mismatch, Stuck):
@@ -212,7 +237,8 @@ def counterexample(run: RuleTrial, number: int) -> Counterexample:
     if source.state == target.state:
         with np.errstate(invalid="ignore"):
             gaps = np.abs(source.array - target.array)
-        difference = float(gaps[np.isfinite(gaps)].max())
+        finite = gaps[np.isfinite(gaps)]
+        difference = float(finite.max()) if finite.size == np.isfinite(source.array).sum() else None
     return Counterexample(
         rule=write_rule(run.rule),
         sizes=dict(run.sizes),

@@ -31,7 +31,8 @@ Given: TypeAlias = Mapping[str, Any]
 
 
 def to_torch(rule: Rule, verdict: Verdict) -> float:
-    """The difference of both sides in PyTorch on a verdict's counterexample; infinite if shapes differ.
+    """The difference of both sides in PyTorch on a verdict's counterexample; infinite if shapes differ, or only
+    the source is finite.
 
     Raises PartitaError if the verdict has none.
     """
@@ -48,6 +49,8 @@ def to_torch(rule: Rule, verdict: Verdict) -> float:
     for s, t in shown.outputs:
         a, b = source[s], target[t]
         if a.state != b.state:
+            return float("inf")
+        if (np.isfinite(a.array) & ~np.isfinite(b.array)).any():
             return float("inf")
         difference = max(difference, float(np.nanmax(np.abs(a.array - b.array), initial=0.0)))
     return difference

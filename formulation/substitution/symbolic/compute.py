@@ -14,18 +14,14 @@ from ..sizes import Size
 from .derive import derived, inverse_size
 from .indices import Index, case_of, every, into_case, places
 from .moves import MOVES, split
+from .rows import DEFINED, group_norm
 from .scope import Scope, dim_of, whole_number
-from .terms import Fn, Poly, constant, factor, row
+from .terms import NOT_LATER, Fn, Poly, constant, factor, opaque
 from .types import Cases, Mismatch, Stuck, Type
 from .values import Application, ElementTask, Letters, Symbolic, merged, put
 from .windows import conv, pad, shifted
 
 Meaning = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
-
-
-def opaque(name: str, *arguments: Poly) -> Poly:
-    """An opaque function of scalars."""
-    return factor(Fn(name, tuple(row((), a) for a in arguments)))
 
 
 def letters(count: int, start: int = 0) -> list[tuple[str, ...]]:
@@ -54,11 +50,11 @@ def softmax(logarithm: bool) -> Meaning:
         def body(tasks: ElementTask) -> Poly:
             total = Poly()
             for index, variables in every(scope.unifier.resolve(value.dims[dim])):
-                total = total + opaque("exp", tasks.read(0, {}, [index])).total(variables)
+                total = total + scope.function("exp", tasks.read(0, {}, [index])).total(variables)
             here = tasks.read(0, {}, [tasks.index[names[dim][0]]])
             if logarithm:
-                return here + opaque("log", total).times(-1)
-            return opaque("exp", here) * opaque("reciprocal", total)
+                return here + scope.function("log", total).times(-1)
+            return scope.function("exp", here) * scope.function("reciprocal", total)
 
         return [application.result(body)]
 
@@ -119,6 +115,9 @@ def slice_(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
     if taken:
         return [_cases(value, dim, type_, taken)]
     length = stop - start
+    if step == 1 and _cut_at(scope, type_, start, length, size - stop):
+        type_ = unifier.resolve(type_)
+        return [_cases(value, dim, type_, _aligned(unifier.size, type_, start, stop))]
     if step != 1:
         if length.number is None:
             raise Stuck("a slice with a step between symbolic places")
@@ -135,6 +134,18 @@ def slice_(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbo
         return value.at(replica, put(indices, dim, place))
 
     return [replace(value, dims=put(value.dims, dim, made), at=at)]
+
+
+def _cut_at(scope: Scope, type_: Type, *sizes: Size) -> bool:
+    """Make a dim of unknown parts a concatenation of parts of these sizes, at least one of them a symbol's."""
+    unifier = scope.unifier
+    known = [s for s in sizes if s.terms]
+    if len(known) < 2 or len(type_) != 1 or not isinstance(type_[0], str) or type_[0] not in unifier.sizes:
+        return False
+    if any(len(s.terms) != 1 or s.terms[0][1] < 1 for s in known) or all(s.number is not None for s in known):
+        return False
+    unifier.unify(type_, (Cases(tuple(unifier.of_size(s, declared=False) for s in known)),), "slice: ")
+    return True
 
 
 def _place(scope: Scope, given: Value | None, default: Size) -> Size:
@@ -179,16 +190,21 @@ def _cases(value: Symbolic, dim: int, type_: Type, taken: list[tuple[int, Type]]
 
 
 def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
-    """softmax(scale * q k^T + bias) v, causal or not. With grouped heads it follows from the notation."""
-    if apply.get("grouped"):
+    """softmax(scale * q k^T + bias) v, causal or not; with `grouped`, head (g r) of queries reads head g of keys.
+
+    Without definitions, grouped heads follow from the notation.
+    """
+    grouped = bool(apply.get("grouped"))
+    if grouped and not scope.defined:
         return derived(scope, apply, values)
     if not 3 <= len(values) <= 4:
         raise Mismatch(f"attention takes three or four tensors, not {len(values)}")
     unifier, q = scope.unifier, values[0]
-    if any(len(v.dims) != len(q.dims) for v in values[:3]) or len(q.dims) < 2:
+    if any(len(v.dims) != len(q.dims) for v in values[:3]) or len(q.dims) < 2 + grouped:
         raise Mismatch("attention takes queries, keys and values of equal rank")
-    batch = letters(len(q.dims) - 2)
-    inputs: list[Letters] = [(*batch, ("s",), ()), (*batch, (), ()), (*batch, (), ("e",))]
+    batch = [*letters(len(q.dims) - 3), ("g", "r")] if grouped else letters(len(q.dims) - 2)
+    keys_of = [*batch[:-1], ("g",)] if grouped else batch
+    inputs: list[Letters] = [(*batch, ("s",), ()), (*keys_of, (), ()), (*keys_of, (), ("e",))]
     if len(values) > 3:
         inputs.append(_bias(scope, values[3], batch))
     application = Application(unifier, "attention: ", values, inputs, (*batch, ("s",), ("e",)), ())
@@ -208,20 +224,19 @@ def attention(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Sy
         score = score * (opaque("rsqrt", _size(resolve(width))) if given is None else scope.number(given))
         if len(values) > 3:
             score = score + tasks.read(3, {}, [*[() for d in inputs[3][:-1] if not d], key])
-        value = opaque("exp", score)
+        value = scope.function("exp", score)
         if not apply.get("causal"):
             return value
         names = [places(tasks.index["s"]), places(key)]
-        return value * factor(
-            Fn("not later " + " ".join(n for n, _ in names), (), tuple(p for _, ps in names for p in ps))
-        )
+        cases = " ".join(n for n, _ in names) if any(n for n, _ in names) else ""
+        return value * factor(Fn(NOT_LATER + cases, (), tuple(p for _, ps in names for p in ps)))
 
     def body(tasks: ElementTask) -> Poly:
         total, mixed = Poly(), Poly()
         for key, variables in every(resolve(keys)):
             total = total + weight(tasks, key).total(variables)
             mixed = mixed + (weight(tasks, key) * tasks.read(2, {}, [key])).total(variables)
-        return opaque("reciprocal", total) * mixed
+        return scope.function("reciprocal", total) * mixed
 
     return [application.result(body)]
 
@@ -278,6 +293,7 @@ COMPUTE: Mapping[str, Meaning] = {
     "conv": conv,
     "pad": _pad,
     "attention": attention,
+    "group_norm": group_norm,
     "linear_relu": _linear_relu,
     "part": _part,
     **MOVES,
@@ -292,9 +308,10 @@ def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
     name = apply.get("activation")
     if name is not None:
         apply = replace(apply, attributes=tuple((k, v) for k, v in apply.attributes if k != "activation"))
-    made = COMPUTE[apply.op](scope, apply, values) if apply.op in COMPUTE else derived(scope, apply, values)
-    return made if name in (None, "none") else [_activated(str(name), value) for value in made]
+    known = DEFINED.get(apply.op, COMPUTE.get(apply.op)) if scope.defined else COMPUTE.get(apply.op)
+    made = (known or derived)(scope, apply, values)
+    return made if name in (None, "none") else [_activated(scope, str(name), value) for value in made]
 
 
-def _activated(name: str, value: Symbolic) -> Symbolic:
-    return replace(value, at=lambda replica, indices: opaque(name, value.at(replica, indices)))
+def _activated(scope: Scope, name: str, value: Symbolic) -> Symbolic:
+    return replace(value, at=lambda replica, indices: scope.function(name, value.at(replica, indices)))

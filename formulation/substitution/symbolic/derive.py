@@ -17,7 +17,7 @@ from ....model.operators.operator import operator
 from ..rule import Apply
 from .indices import Index, every, number_of, places
 from .scope import Scope
-from .terms import Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
+from .terms import HIT, Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
 from .types import Mismatch, Stuck, Type, product_of, written
 from .values import Application, ElementTask, Letters, Symbolic
 
@@ -193,10 +193,12 @@ class _Derivation:
                 case, where = places(index)
                 inner = tasks.read(self.order.index(ids.operand), known)
                 number = number_of(index, self.scope.unifier) if self.algebra.table else None
-                if number is not None:
+                if self.scope.defined and self.algebra.table and _is_variable(index):
+                    value = value * factor(Fn(HIT, (Body((), inner),), where))
+                elif number is not None:
                     value = value * is_zero(inner + number.times(-1))
-                    continue
-                value = value * factor(Fn(f"hit{case}", (Body((), inner),), where))
+                else:
+                    value = value * factor(Fn(f"hit{case}", (Body((), inner),), where))
             return value
         at = [places(known.get(name) or tasks.index[name]) for name in f.indices]
         inside = tuple(p for _, ps in at for p in ps)
@@ -206,6 +208,10 @@ class _Derivation:
         if self.apply.op == "shift":
             return tasks.read(0, known) + self.scope.number(self.apply["value"])
         name = self.algebra.function or self.name
+        if not f.indices and not any(i == WHOLE for a in f.arguments for i in a.indices):
+            values = [tasks.read(self.order.index(a.operand), known) for a in f.arguments]
+            op, given = self.algebra.function or self.apply.op, dict(self.apply.attributes)
+            return self.scope.function(op, *values, key=name, given=given)
         bodies: list[Body] = []
         for a in f.arguments:
             for whole, variables in self._rows(a):
@@ -245,6 +251,14 @@ class _Derivation:
                 kernel = factor(Fn(name, (), (*inside, *(p for _, ps in here for p in ps))))
                 total = total + (kernel * value).total(variables)
         return total
+
+
+def _is_variable(index: Index) -> bool:
+    """True for an index that is one variable along a whole dim."""
+    if len(index) != 1 or not isinstance(index[0][0], str):
+        return False
+    digit = index[0][1]
+    return isinstance(digit, Place) and len(digit.terms) == 1 and digit == Place.of(digit.terms[0][0])
 
 
 def inverse_size(type_: Type) -> Poly:

@@ -38,13 +38,14 @@ class Differ(Mismatch):
     """Both sides type-check, but their outputs differ in dims or states."""
 
 
-def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True) -> Typed:
-    """Type a rule. `fixed` symbols stand for every number from 2 on; without `agree`, outputs are not unified.
+def infer(rule: Rule, fixed: frozenset[str] = frozenset(), agree: bool = True, defined: bool = False) -> Typed:
+    """Type a rule. `fixed` symbols stand for every number from 2 on; without `agree`, outputs are not unified; with
+    `defined`, functions are more than names (`Scope`).
 
     Raises Differ if only the outputs disagree, Mismatch if a side type-checks at no sizes, Stuck if that is undecided.
     """
     unifier = Unifier(fixed=set(fixed), declared=set(fixed))
-    scope = Scope(unifier)
+    scope = Scope(unifier, defined)
     sizes = ranks(rule)
     unifier.phase = "inputs"
     inputs = {tensor.name: _input(tensor, sizes, unifier) for tensor in rule.inputs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -11,7 +11,8 @@ from ....model.errors import PartitaError
 from ....model.operators.operator import algebra_of
 from ..rule import Apply, Value
 from ..sizes import Size
-from .terms import Fn, Poly, constant, factor, size_poly
+from .functions import apply as apply_function
+from .terms import Fn, Poly, constant, factor, opaque, size_poly
 from .types import Mismatch, Stuck, Type, Unifier
 from .values import Symbolic
 
@@ -19,12 +20,12 @@ from .values import Symbolic
 class Scope:
     """The state of typing one rule.
 
-    `found`: inferred attributes, as types, by side and first result. `lookups`: (side, ids, number of table rows) of
-    every embedding.
+    `defined`: functions mean what `functions` and `rows` say; otherwise they are names. `found`: inferred attributes,
+    as types, by side and first result. `lookups`: (side, ids, number of table rows) of every embedding.
     """
 
-    def __init__(self, unifier: Unifier) -> None:
-        self.unifier = unifier
+    def __init__(self, unifier: Unifier, defined: bool = False) -> None:
+        self.unifier, self.defined = unifier, defined
         self.found: dict[tuple[str, str], dict[str, Any]] = {}
         self.lookups: list[tuple[str, Symbolic, Type]] = []
         self._made: dict[str, Type] = {}
@@ -39,16 +40,33 @@ class Scope:
             raise Mismatch(str(error)) from None
 
     def number(self, value: Value) -> Poly:
-        """A scalar attribute: a number, an expression over declared sizes, or a symbol."""
+        """A scalar attribute: a number, or an expression over declared sizes and other symbols."""
         if isinstance(value, str):
             with suppress(PartitaError):
-                size = Size.of(value)
-                if size.symbols <= self.unifier.declared:
-                    return size_poly(size.substitute({name: self.unifier.size((name,)) for name in size.symbols}))
+                return self._expression(Size.of(value))
             return factor(Fn(f"scalar {value}", ()))
         if isinstance(value, tuple):
             raise Mismatch(f"{value!r} is not a number")
         return constant(Fraction(value))
+
+    def _expression(self, size: Size) -> Poly:
+        total = Poly()
+        for monomial, number in size.terms:
+            product = constant(number)
+            for name in monomial:
+                known = name in self.unifier.declared
+                product = product * (
+                    size_poly(self.unifier.size((name,))) if known else factor(Fn(f"scalar {name}", ()))
+                )
+            total = total + product
+        return total
+
+    def function(self, name: str, *values: Poly, key: str = "", given: Mapping[str, Any] | None = None) -> Poly:
+        """A function of numbers by the name of its operator; `key` names the opaque one, with its attributes."""
+        key = key or name
+        if not self.defined:
+            return opaque(key, *values)
+        return apply_function(name, given or {}, values, lambda *arguments: opaque(key, *arguments))
 
     def made(self, key: str, size: Size | None = None) -> Type:
         """The type of a dim that an operator makes, one per key; its size may be known."""

@@ -7,6 +7,9 @@ variable runs over an atom. Factors:
     Fn        an opaque function, of polynomials and of whole rows of them (bodies that bind variables), and of indices
     Count     a power of an atom's size, positive or negative
 
+The functions named by constants here are not opaque: `functions` says what proofs know of them. The normal form adds up
+the arguments of the exponentials in a product, and joins sums over the rows of one table that one id selects.
+
 Equal normal forms suggest that values are equal; `solvers.proof` proves it.
 """
 
@@ -23,7 +26,11 @@ from typing import TypeAlias
 from ..sizes import Size
 from .types import Stuck
 
-POSITION, IS_ZERO = "position of", "= 0"  # interpreted functions; no operator has such a name
+# Interpreted functions; no operator has such a name. HIT is 1 where an id is the number of a row of a whole table.
+POSITION, IS_ZERO, IS_POSITIVE, HIT = "position of", "= 0", "> 0", "row is"
+EXP, MAX = "power of e", "largest of"
+NOT_LATER = "not later "  # 1 where a key's place is not behind the query's; the first key's never is
+CONDITIONS = (IS_ZERO, IS_POSITIVE, HIT)  # 1 or 0
 MAX_ORDERS = 5040  # orders of variables tried for a normal form
 
 _numbers = count()
@@ -123,6 +130,11 @@ class Poly:
         return _collected((_normal(term.variables + added, term.factors), c) for term, c in self.terms)
 
 
+def of_terms(terms: Iterable[tuple[SymbolicTerm, Fraction]]) -> Poly:
+    """A sum of terms that need not be in normal form."""
+    return _collected((_normal(t.variables, t.factors), c) for t, c in terms)
+
+
 def constant(value: Fraction | int) -> Poly:
     return Poly(((SymbolicTerm((), ()), Fraction(value)),)) if value else Poly()
 
@@ -149,7 +161,17 @@ def position(place: Place) -> Poly:
 
 def is_zero(value: Poly) -> Poly:
     """1 if a value is 0, otherwise 0."""
-    return factor(Fn(IS_ZERO, (Body((), value),)))
+    return opaque(IS_ZERO, value)
+
+
+def opaque(name: str, *arguments: Poly) -> Poly:
+    """A function of scalars."""
+    return factor(Fn(name, tuple(row((), a) for a in arguments)))
+
+
+def conditional(value: Factor) -> bool:
+    """True if a factor is 1 or 0."""
+    return isinstance(value, Guard) or (isinstance(value, Fn) and value.name in CONDITIONS)
 
 
 def variable() -> str:
@@ -234,6 +256,11 @@ def free_of(poly: Poly) -> frozenset[str]:
 
 def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> SymbolicTerm:
     """The normal form: powers of sizes collected, unused variables as factors, the others in the least order."""
+    named = {f.name for f in factors if isinstance(f, Fn)}
+    if HIT in named:
+        variables, factors = _selected(variables, factors)
+    if EXP in named:
+        factors = _one_power(factors)
     used = {name for f in factors for name in free(f)}
     powers: dict[str, int] = {}
     rest: list[Factor] = []
@@ -245,8 +272,8 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
     for name, atom in variables:
         if name not in used:
             powers[atom] = powers.get(atom, 0) + 1
-    guards = {f for f in rest if isinstance(f, Guard)}  # guards are idempotent
-    rest = [f for f in rest if not isinstance(f, Guard)] + list(guards)
+    guards = {f for f in rest if conditional(f)}  # idempotent
+    rest = [f for f in rest if not conditional(f)] + list(guards)
     counts = tuple(Count(atom, power) for atom, power in sorted(powers.items()) if power)
     kept = tuple((v, a) for v, a in variables if v in used)
     if not kept:
@@ -261,6 +288,40 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
             best = found
     assert best is not None
     return SymbolicTerm(best[1], (*counts, *best[2]))
+
+
+def _one_power(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """exp(a) * exp(b) = exp(a + b); exp(0) = 1."""
+    powers = [f for f in factors if isinstance(f, Fn) and f.name == EXP]
+    rest = tuple(f for f in factors if not (isinstance(f, Fn) and f.name == EXP))
+    total = _collected(t for f in powers for t in f.arguments[0].value.terms)
+    return (*rest, Fn(EXP, (Body((), total),))) if total.terms else rest
+
+
+def _selected(
+    variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]
+) -> tuple[tuple[tuple[str, str], ...], tuple[Factor, ...]]:
+    """Variables that one id selects are one, and an id selects exactly one row: sum(v) hit(id, v) = 1."""
+    bound, first = dict(variables), dict[tuple[tuple[Body, ...], str], str]()
+    for f in factors:
+        name = _selects(f)
+        if name in bound:
+            assert isinstance(f, Fn)
+            other = first.setdefault((f.arguments, bound[name]), name)
+            if other != name:
+                del bound[name]
+                return _selected(tuple(bound.items()), tuple(rename(g, {name: other}) for g in factors))
+    for (ids, _), name in first.items():
+        mine = [f for f in factors if name in free(f)]
+        if all(isinstance(f, Fn) and f.name == HIT and f.arguments == ids and _selects(f) == name for f in mine):
+            del bound[name]
+            factors = tuple(f for f in factors if f not in mine)
+    return tuple(bound.items()), factors
+
+
+def _selects(f: Factor) -> str:
+    """The variable that a factor says is the number of a row; empty for other factors."""
+    return f.places[0].terms[0][0] if isinstance(f, Fn) and f.name == HIT else ""
 
 
 def _depth(factors: Iterable[Factor]) -> int:

@@ -47,7 +47,7 @@ def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
     _kernel(scope, apply, w, rank)
     groups = _groups(scope, apply, x, w)
     g = ("g",) if groups else ()
-    windows = [_window(scope, apply, d, rank, x.dims[2 + d], w.dims[2 + d]) for d in range(rank)]
+    windows = [window(scope, apply, d, rank, x.dims[2 + d], w.dims[2 + d]) for d in range(rank)]
     space = [(f"s{d}",) for d in range(rank)]
     taps = tuple(f"k{d}" for d in range(rank))
     read: Letters = (("n",), (*g, "c"), *(s if win is None else () for s, win in zip(space, windows, strict=True)))
@@ -56,18 +56,18 @@ def conv(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symboli
     if groups:
         application.letter("g", x.digits[1]).type = groups
     application.infer()
-    for d, window in enumerate(windows):
-        if window is not None:
-            application.dim(window[0], (), space[d])
+    for name, win in zip(space, windows, strict=True):
+        if win is not None:
+            application.dim(win[0], (), name)
 
     def body(tasks: ElementTask) -> Poly:
         total = tasks.read(2, {}) if len(values) > 2 else Poly()
         for known, variables in tasks.over(("c", *taps)):
             product, whole = constant(1), list[Index]()
-            for d, window in enumerate(windows):
-                if window is not None:
+            for d, win in enumerate(windows):
+                if win is not None:
                     dim = unifier.resolve(x.dims[2 + d])
-                    inside, guard = _seen(tasks.index[f"s{d}"], known[taps[d]], window, dim)
+                    inside, guard = seen(tasks.index[f"s{d}"], known[taps[d]], win, dim)
                     whole.append(inside)
                     product = product * guard
             if product.terms:
@@ -104,7 +104,7 @@ def _groups(scope: Scope, apply: Apply, x: Symbolic, w: Symbolic) -> Type:
     return groups
 
 
-def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
+def numbers(value: Value | None, rank: int, default: int) -> list[int]:
     """An attribute, per spatial dim."""
     if isinstance(value, tuple):
         if len(value) != rank:
@@ -113,11 +113,11 @@ def _numbers(value: Value | None, rank: int, default: int) -> list[int]:
     return [default if value is None else whole_number(value, "an attribute of a conv")] * rank
 
 
-def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type) -> Window | None:
+def window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type) -> Window | None:
     """The window along a spatial dim; None if each place reads itself alone."""
     unifier = scope.unifier
     dim, taps = unifier.resolve(dim), unifier.resolve(taps)
-    stride, dilation = (_numbers(apply.get(key), rank, 1)[d] for key in ("stride", "dilation"))
+    stride, dilation = (numbers(apply.get(key), rank, 1)[d] for key in ("stride", "dilation"))
     if stride < 1 or dilation < 1:
         raise Mismatch(f"conv: stride {stride}, dilation {dilation}")
     padding, size = apply.get("padding", 0), unifier.size(taps)
@@ -128,7 +128,7 @@ def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type
         before = reach.number // 2
         both = reach.number if stride == 1 else 2 * before
     else:
-        before = 0 if padding == "valid" else _numbers(padding, rank, 0)[d]
+        before = 0 if padding == "valid" else numbers(padding, rank, 0)[d]
         both = 2 * before
     if stride == 1 and not both and size.number == 1:
         return None
@@ -141,9 +141,9 @@ def _window(scope: Scope, apply: Apply, d: int, rank: int, dim: Type, taps: Type
     return scope.quotient(length, stride), stride, dilation, before, slack
 
 
-def _seen(index: Index, tap: Index, window: Window, dim: Type) -> tuple[Index, Poly]:
+def seen(index: Index, tap: Index, win: Window, dim: Type) -> tuple[Index, Poly]:
     """The input place that a tap reads, and a factor that is 1 inside the input, 0 outside."""
-    _, stride, dilation, before, slack = window
+    _, stride, dilation, before, slack = win
     first = Place(offset=-before).plus(_single(tap), dilation)
     place = first.plus(_single(index), stride)
     if slack is None or (not first.terms and 0 <= first.offset <= slack):
