@@ -99,6 +99,15 @@ class Solution:
             return None
         return relative_gap(self.objective, self.bound)
 
+    @property
+    def refusal(self) -> str:
+        """Why the solver gave no assignment though time was left: its words; empty if it has one or proves something.
+
+        So it is where the network is too large for the solver, or has what it does not know.
+        """
+        ended = self.words in ("", INTERRUPTED, PRICED) or STOPPED in self.words
+        return "" if self.status is not Status.UNKNOWN or ended else self.words
+
 
 NO_LIMITS = Limits()
 

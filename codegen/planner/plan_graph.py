@@ -85,7 +85,7 @@ def plan_variant(
     }
     if found.configuration is None or found.objective is None:
         seconds["total"] = round(ended - context.start, 3)
-        raise without_plan(problem, found, dict(context.model), facts)
+        raise without_plan(problem, found, dict(context.model), facts, backend.name)
     facts |= {
         "objective_ns": found.objective,
         "gap": relative_gap(found.objective, found.bound),

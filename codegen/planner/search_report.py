@@ -52,6 +52,7 @@ def searched_space(
         limits_hit += ["rewriting: width"] if found.unrewritten else []
     if found.status not in (Status.OPTIMAL, Status.INFEASIBLE):
         limits_hit.append(_ended_by(found))
+        report |= {"refused": refusal_text(found)} if found.refused else {}
     return report | {"limits_hit": limits_hit}
 
 
@@ -59,13 +60,20 @@ def _ended_by(found: SearchResult) -> str:
     """The limit that ended a search without a proof."""
     if found.interrupted:
         return "interrupt"
-    return "gap" if found.near else "bound" if found.exhausted else "time"
+    if found.near or not found.exhausted:
+        return "gap" if found.near else "time"
+    return "refused" if found.refused else "bound"
+
+
+def refusal_text(found: SearchResult) -> str:
+    """How many networks the solver refused, and its words: `2 of 5 networks: too large for one program`."""
+    return f"{found.refused} of {found.solved} networks: {found.solver_words}"
 
 
 def without_plan(
-    problem: PlanningProblem, found: SearchResult, model: dict[str, Any], searched: dict[str, Any]
+    problem: PlanningProblem, found: SearchResult, model: dict[str, Any], searched: dict[str, Any], solver: str
 ) -> PartitaError:
-    """The error for a search without a plan: no placement fits, or it ended too soon."""
+    """The error for a search without a plan: no placement fits, it ended too soon, or the solver gave no answer."""
     machine, gib = problem.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
@@ -103,4 +111,9 @@ def without_plan(
     }
     if found.interrupted:
         return NoPlanError(INTERRUPTED_EARLY, summary, interrupted=True)
-    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time", summary)
+    refusal = f"{solver} gave no answer for {refusal_text(found)}"
+    if found.refused and (found.exhausted or found.refused == found.solved):
+        remedy = "" if solver == "auto" else "; use --solver auto, or a smaller space, such as --recompute none"
+        return NoPlanError(f"no plan was found: {refusal}{remedy}", summary)
+    told = f" ({refusal})" if found.refused else ""
+    return NoPlanError(f"no plan was found in {found.seconds:.1f} s; give it more time{told}", summary)

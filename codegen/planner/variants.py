@@ -98,7 +98,7 @@ def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     bounds = [0] * missing + [found["bound_ns"] for found in outcomes if found["status"] != "infeasible"]
     bound = min(0 if found is None else found for found in (objective, *bounds))
     limits = {limit for found in outcomes if found["status"] != "worse" for limit in found["limits_hit"]}
-    limits -= {"gap", "bound", "time"} if bound == objective else set()
+    limits -= {"gap", "bound", "refused", "time"} if bound == objective else set()
     report |= {
         "bound_ns": bound,
         "gap": relative_gap(objective, bound),

@@ -144,6 +144,8 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
     seconds = _number(plan, "seconds", "total")
     if seconds is not None:
         lines.append(f"Solver {plan.report.get('solver') or 'unknown'}, {seconds:,.1f} s from model to program.")
+    if (plan.report.get("space") or {}).get("refused"):
+        lines.append(f"The solver gave no answer for {plan.report['space']['refused']}.")
     lines += [f"{words}: {', '.join(phrases)}." for words, phrases in space_phrases(plan.report).items() if phrases]
     lines.append(
         "Cost model: roofline and alpha-beta collectives; no communication is hidden behind computing "

@@ -31,7 +31,7 @@ from .segment_lists import SegmentLists, blocks_of, list_segments
 from .tables import Tables
 from .transient_relaxation import Groups, groups_of, relax_transient
 
-EXTRAS = "transient memory of switches is not supported"
+EXTRAS = "the transient memory of recomputed segments is not supported"
 _FEW, _LABELS = 1 << 14, 1 << 18  # per table, in quick searches and in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing

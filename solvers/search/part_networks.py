@@ -78,7 +78,8 @@ def _tables(pipeline: PipelineProblem, configuration: Configuration) -> SharedTa
 class PartNetworks:
     """The `Parts` of a model in one configuration, solved as cost networks.
 
-    `options`: the options of the largest network so far; `solving`: seconds inside the solver.
+    `options`: the options of the largest network so far; `solving`: seconds inside the solver. `refused`: networks for
+    which it gave nothing though it had time, with its words.
     """
 
     pipeline: PipelineProblem
@@ -86,6 +87,8 @@ class PartNetworks:
     solver: Solver
     options: int = 0
     solving: float = 0.0
+    refused: int = 0
+    solver_words: str = ""
 
     @property
     def merged(self) -> int:
@@ -160,6 +163,13 @@ class PartNetworks:
         """Record the size of the largest network."""
         self.options = max(self.options, sum(len(v.cost) for v in network.variables))
 
+    def answered(self, network: Network, limits: Limits) -> Solution:
+        """The solver's answer; its time and its refusals are counted."""
+        solution = self.timed(lambda: self.solver.solve(network, limits))
+        if solution.refusal:
+            self.refused, self.solver_words = self.refused + 1, solution.refusal
+        return solution
+
     def timed(self, solve: Callable[[], _T]) -> _T:
         """Call `solve` and add its time to `solving`."""
         began = monotonic()
@@ -205,7 +215,7 @@ class PartNetworks:
         seconds = max(effort.seconds, 0.01)
         limits = Limits(seconds, cutoff, gap=effort.gap, quick=quick, rough=rough, prices=prices)
         self.count_options(network)
-        solution = self.timed(lambda: self.solver.solve(network, limits))
+        solution = self.answered(network, limits)
         if solution.words == INTERRUPTED:
             raise KeyboardInterrupt
         return solution

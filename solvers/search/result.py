@@ -49,7 +49,8 @@ class SearchResult:
     solver that found a plan of one stage. `near`: the plan is proved within the gap. `exhausted`: the search was
     complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with the graph as
     captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the capacity
-    of a configuration that does not fit.
+    of a configuration that does not fit. `refused`: networks for which the solver gave nothing, though it had time, and
+    its words about one of them.
     """
 
     status: Status
@@ -73,6 +74,8 @@ class SearchResult:
     exhausted: bool = False
     unrewritten: tuple[Placement, ...] = ()
     axes: float = inf
+    refused: int = 0
+    solver_words: str = ""
 
     @property
     def encoding(self) -> Encoding | None:

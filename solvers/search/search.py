@@ -429,6 +429,8 @@ class _Search:
             exhausted=not self.interrupted and self.left() > 0,
             unrewritten=self._unrewritten(),
             axes=self.axes,
+            refused=sum(s.refused for s in states),
+            solver_words=next((s.solver_words for s in states if s.solver_words), ""),
         )
 
     def _unrewritten(self) -> tuple[Placement, ...]:
@@ -461,6 +463,8 @@ def _advance(task: _Task) -> tuple[Proved, Stages | None]:
     state.seconds += time.monotonic() - began
     state.solving += parts.solving
     state.options = max(state.options, parts.options)
+    state.refused += parts.refused
+    state.solver_words = parts.solver_words or state.solver_words
     return state, stages
 
 

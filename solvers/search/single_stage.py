@@ -37,7 +37,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     known = max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap
     limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices)
     network = without_limit(encoding.network) if relaxed else encoding.network
-    solution = parts.timed(lambda: parts.solver.solve(network, limits))
+    solution = parts.answered(network, limits)
     state.solved += 1
     state.interrupted |= solution.words == INTERRUPTED
     bound = solution.bound

@@ -12,8 +12,12 @@ from torch import nn
 import partita
 from partita.codegen.report.facts import facts
 from partita.codegen.report.proof_text import proof_text
+from partita.formulation.network.network import Network
 from partita.formulation.search_space import SearchSpace
-from partita.model.errors import PartitaError
+from partita.model.errors import NoPlanError, PartitaError
+from partita.solvers.budget import Budget
+from partita.solvers.executors import Serial
+from partita.solvers.protocol import NO_LIMITS, Limits, Search, Solution, solver
 
 SPACE = {"fixed": ["mesh 2x4", "2 micro-batches"], "outside": ["a", "b", "c"]}
 AMONG = " among plans with mesh 2x4 and 2 micro-batches, without a, b or c"
@@ -90,3 +94,39 @@ def test_defaults_fix_nothing() -> None:
     from partita.codegen.planner.left_out import fixed
 
     assert fixed(SearchSpace()) == [] and fixed(replace(SearchSpace(), stages=1)) == []
+
+
+class Refusing:
+    """A solver that refuses all networks, or all but the first."""
+
+    name = "refusing"
+
+    def __init__(self, some: bool) -> None:
+        self.some, self.known = some, 0
+
+    def accepts(self, network: Network) -> bool:
+        return True
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        self.known += 1
+        if self.some and self.known == 1:
+            return solver("auto").solve(network, limits)
+        return Search(network, limits, self.name).finish("too large for this test")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_refusal_is_told_as_one(monkeypatch: pytest.MonkeyPatch, stages: int) -> None:
+    module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    asked: dict[str, Any] = {"cache": "none", "stages": stages, "executor": Serial(), "time_limit": 60.0}
+
+    def planned(backend: Refusing) -> partita.Plan:
+        monkeypatch.setattr(Budget, "backend", lambda self: backend)
+        return partita.optimize(module, (torch.zeros(16, 16),), partita.Machine.adhoc((2, 2)), **asked)
+
+    with pytest.raises(NoPlanError, match=r"refusing gave no answer for (\d+) of \1 networks: too large") as none:
+        planned(Refusing(False))
+    assert "more time" not in str(none.value) and none.value.summary["space"]["limits_hit"] == ["refused"]
+    if stages == 1:
+        plan = planned(Refusing(True))
+        assert plan.report["status"] == "feasible" and plan.report["space"]["limits_hit"] == ["refused"]
+        assert "networks: too large for this test." in facts(plan).optimum[-2] + facts(plan).optimum[-3]
