@@ -14,7 +14,7 @@ from ...formulation.strategies.strategy import rows
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
-from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
+from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.segments import MODES, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 def check(plan: Plan) -> None:
     """Raise PartitaError unless the plan can be run: its machine has the ranks, choices are legal, no rank is empty."""
     _check_settings(plan)
-    joins, changed = _check_bundles(plan), updated(plan.graph)
+    _check_bundles(plan)
+    changed = updated(plan.graph)
     fitting: set[tuple[tuple[int, ...], Layout]] = set()  # equal layers have equal layouts
     for index, (node, choice) in enumerate(zip(plan.graph.nodes, plan.choices, strict=True)):
         _check_layouts(plan, index, fitting)
-        _check_strategy(plan, index, choice.joins[0] if index in joins else None)
+        _check_strategy(plan, index, plan.joined.get(index))
         if index in changed and plan.choices[changed[index][0]].inputs[changed[index][1]] != choice.given:
             raise PartitaError(f"node {node.name!r} is updated in a layout other than the stored one")
         if node.op == "parameter":
@@ -103,7 +104,7 @@ def _check_recompute(plan: Plan) -> None:
             raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
-        if any(plan.choices[i].beside or plan.choices[i].joins for i in known[name]):
+        if any(plan.choices[i].beside or i in plan.joined for i in known[name]):
             raise PartitaError(f"segment {name!r} contains parallel branches, which cannot be recomputed")
 
 
@@ -125,8 +126,8 @@ def _check_training(plan: Plan, index: int) -> None:
         raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps no states of it")
 
 
-def _check_bundles(plan: Plan) -> dict[int, Bundle]:
-    """Every node at one coordinate of an axis belongs to a bundle, and is whole on that axis; return the bundles."""
+def _check_bundles(plan: Plan) -> None:
+    """Every node at one coordinate of an axis belongs to a bundle, and is whole on that axis."""
     found, taken = plan.bundles, dict[int, list[tuple[int, int]]]()
     outermost = sorted(found, key=lambda join: -len(found[join].nodes))
     for join in outermost:
@@ -142,18 +143,29 @@ def _check_bundles(plan: Plan) -> dict[int, Bundle]:
             for source, layout in zip(plan.graph.nodes[i].inputs, plan.choices[i].inputs, strict=True):
                 if source == found[join].fork and plan.choices[source].given != layout:
                     raise PartitaError(f"node {plan.graph.nodes[i].name!r} converts the input of its bundle")
-        letters = [layout[axis] for layout in plan.choices[join].inputs]
-        whole = [B if plan.graph.nodes[i].gradient else R for i in plan.graph.nodes[join].inputs]
-        samples = {S(a) for a in atoms(plan.graph)[join].batch}
-        output = plan.choices[join].output
-        if letters != whole or output[axis] not in {R, *samples} or not innermost(output, axis):
-            raise PartitaError(f"node {name!r}: it must join whole branches, into a whole or parts of the batch")
+        _check_join(plan, found[join], axis)
     for i, choice in enumerate(plan.choices):
         if choice.beside != tuple(taken.get(i, ())) or (choice.joins and i not in found):
             raise PartitaError(
                 f"node {plan.graph.nodes[i].name!r} is at {choice.beside or choice.joins} without a bundle"
             )
-    return found
+
+
+def _check_join(plan: Plan, bundle: Bundle, axis: int) -> None:
+    """A bundle joins whole branches: a `cat` into a whole or parts of the batch, a sum into addends."""
+    graph, name = plan.graph, plan.graph.nodes[bundle.join].name
+    for index in bundle.joining:
+        given = [P if i in bundle.adds else B if graph.nodes[i].gradient else R for i in graph.nodes[index].inputs]
+        for i, layout in zip(graph.nodes[index].inputs, plan.choices[index].inputs, strict=True):
+            if i in bundle.outside and graph.nodes[i].op != "input" and plan.choices[i].given != layout:
+                raise PartitaError(f"node {graph.nodes[index].name!r} converts the input of its bundle")
+        output, samples = plan.choices[index].output, {S(a) for a in atoms(graph)[index].batch}
+        joined = {P} if bundle.adds else {R, *samples}
+        if [layout[axis] for layout in plan.choices[index].inputs] != given or output[axis] not in joined:
+            into = "addends" if bundle.adds else "a whole or parts of the batch"
+            raise PartitaError(f"node {name!r}: it must join whole branches, into {into}")
+    if not innermost(plan.choices[bundle.join].output, axis):
+        raise PartitaError(f"node {name!r}: it must join whole branches, into a whole or parts of the batch")
 
 
 def _check_whole(plan: Plan, index: int, axis: int) -> None:

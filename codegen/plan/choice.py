@@ -22,7 +22,7 @@ class Choice:
     over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated gradient too (ZeRO-2).
     `offloaded`: the states are in the host's memory between updates. `beside`: the node or weight is only at one
     coordinate of an axis, (axis, coordinate), in parallel with the other branches of a bundle; nested bundles add more.
-    `joins`: of the `cat` that joins branches (axis, *coordinates of its inputs). `at`: of tables that are spread over
+    `joins`: of the node that joins branches (axis, *coordinates of the branches). `at`: of tables that are spread over
     the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
     """
 

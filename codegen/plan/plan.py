@@ -108,9 +108,14 @@ class Plan:
 
     @property
     def bundles(self) -> dict[int, Bundle]:
-        """The bundles whose branches run in parallel, by the `cat` that joins them."""
+        """The bundles whose branches run in parallel, by the node that joins them."""
         every = find_bundles(self.graph)
         return {b.join: b for b in every if len(self._choice(b.join).joins) == len(b.branches) + 1}
+
+    @cached_property
+    def joined(self) -> dict[int, int]:
+        """The nodes that join parallel branches, each with the axis that these are on."""
+        return {i: self._choice(join).joins[0] for join, bundle in self.bundles.items() for i in bundle.joining}
 
     @property
     def separate_states(self) -> bool:

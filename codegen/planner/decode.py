@@ -92,10 +92,16 @@ def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
     output = options.output_space.layout(int(options.output[o]))
     choice = Choice(inputs, output, _shared(found, assignment, node))
     for level in placed.levels if placed else ():
-        if level.bundle.join == index:  # on its axis, every branch's result is whole at one coordinate
-            axis, letters = level.axis, [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
-            inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(inputs, letters, strict=True))
-            choice = replace(choice, inputs=inputs, joins=(axis, *level.places))
+        if index in level.bundle.joining:  # on its axis, every branch's result is whole at one coordinate
+            axis, adds = level.axis, level.bundle.adds
+            letters = [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
+            inputs = tuple(
+                x if i in adds else (*x[:axis], w, *x[axis + 1 :])
+                for i, x, w in zip(found.pcg.nodes[index].inputs, inputs, letters, strict=True)
+            )
+            choice = replace(choice, inputs=inputs)
+            if index == level.bundle.join:
+                choice = replace(choice, joins=(axis, *level.places))
     return choice
 
 
@@ -196,11 +202,11 @@ def _bundle_reports(found: Encoding, assignment: Sequence[int]) -> list[dict[str
     nodes = found.pcg.nodes
     return [
         {
-            "cat": nodes[level.bundle.join].name,
+            nodes[level.bundle.join].op: nodes[level.bundle.join].name,
             "axis": level.axis,
-            "places": {nodes[i].name: at for i, at in zip(nodes[level.bundle.join].inputs, level.places, strict=True)},
+            "places": {nodes[i].name: at for i, at in zip(level.bundle.ends, level.places, strict=True)},
             "beside_ns": level.slowest[0],
-            "in_turn_ns": sum(level.times),
+            "in_turn_ns": sum(level.times) + level.add_ns * (len(level.places) - 1),
         }
         for level in _bundles(found, assignment)
     ]

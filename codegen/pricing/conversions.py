@@ -32,6 +32,12 @@ class Conversions:
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}
         self.price, self.bundles = StagePrice(), plan.bundles
+        # Results of parallel branches are added where they are computed; the adds of a sum stand for these.
+        self.adding: dict[int, tuple[int, ...]] = {}
+        for join, bundle in self.bundles.items():
+            added = bundle.adding(plan.choices[join].joins[1:])
+            self.adding |= dict.fromkeys(bundle.adds[:-1], ())
+            self.adding |= {i: tuple(bundle.ends[b] for b in sorted(added)) for i in bundle.adds[-1:]}
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
         self.restored: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # by recomputing a segment

@@ -7,16 +7,18 @@ from ...formulation.bundles.bundles import batch_row, inside
 from ...formulation.strategies.strategy import rows
 from ...formulation.strategies.tensor_classes import Classes
 from ...model.graph.buffer_updates import updated
-from ...model.graph.layout import is_split
+from ...model.graph.layout import P, is_split
 from ...model.graph.pcg import PCG
 from ..plan.choice import Choice
 from ..plan.plan import Plan
 from .price_items import StagePrice
 
 
-def as_ordinary(graph: PCG, join: int, choice: Choice) -> Choice:
-    """The choice of a bundle's `cat` as if its inputs had its output's layout, by which its work is priced."""
-    axis, found = choice.joins[0], rows(graph, join)
+def as_ordinary(graph: PCG, join: int, choice: Choice, axis: int) -> Choice:
+    """The choice of a node that joins a bundle over an axis as if it read its output's layout: its work costs this."""
+    found = rows(graph, join)
+    if choice.output[axis] == P:
+        return replace(choice, inputs=tuple((*x[:axis], P, *x[axis + 1 :]) for x in choice.inputs))
     number = batch_row(graph, join) if is_split(choice.output[axis]) else 0
     assert number is not None
     letters = found[number].inputs

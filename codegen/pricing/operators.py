@@ -27,7 +27,8 @@ class OperatorPrices(Conversions):
         """An operator: its kernels, its messages, and what it keeps for backward."""
         node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
         output_bytes = self.bytes(index, self.choice(index).output)
-        self.kernels(index, output_bytes)
+        for at in self.adding.get(index, (index,)):
+            self.kernels(index, output_bytes, at)
         self.specials(index)
         if entry.transfer:
             self.transfer(index, output_bytes)
@@ -37,27 +38,27 @@ class OperatorPrices(Conversions):
             self.table_gradient(index)
             self.saved(index, output_bytes)
 
-    def kernels(self, index: int, output_bytes: int) -> None:
-        """Roofline times of one operator, forward and backward, on the largest part."""
+    def kernels(self, index: int, output_bytes: int, at: int) -> None:
+        """Roofline times of one operator, forward and backward, on the largest part, which run at node `at`."""
         node, entry = self.graph.nodes[index], operator(self.graph.nodes[index].op)
         if not entry.passes:
             return
         sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
         forward = self.kernel(work, traffic * entry.passes)
-        self.work("compute", node.op, "forward", index, forward)
+        self.work("compute", node.op, "forward", index, forward, at)
         if self.mode(index) != "none" and not self.keeps_output(index):
-            self.work("compute", node.op, "recompute", index, forward)
+            self.work("compute", node.op, "recompute", index, forward, at)
         if not node.gradient:
             return
         back = work * backward_factor(node, sources, entry.matmul)
         moved = 2 * traffic * entry.passes
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self.item(index)
-        self.work("compute", node.op, "backward", index, self.kernel(back, moved))
+        self.work("compute", node.op, "backward", index, self.kernel(back, moved), at)
         if entry.masked:
             count = self.numel(index, self.choice(index).output)
-            self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes))
+            self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes), at)
 
     def traffic(self, index: int, share: float, output_bytes: int) -> float:
         """Bytes that one pass of an operator reads and writes; of a table the rows that are looked up."""
@@ -156,11 +157,14 @@ class OperatorPrices(Conversions):
     def choice(self, index: int) -> Choice:
         """The choice of an operator, for what it computes."""
         choice = self.plan.choices[index]
-        return as_ordinary(self.graph, index, choice) if index in self.bundles else choice
+        axis = self.plan.joined.get(index)
+        return choice if axis is None else as_ordinary(self.graph, index, choice, axis)
 
     def exchange(self, index: int) -> None:
         """Exchanges that join the branches of a bundle, and split their gradients."""
         (axis, *places), node = self.plan.choices[index].joins, self.graph.nodes[index]
+        if self.bundles[index].adds:
+            return
         size, layout = self.plan.placement.sizes[axis], self.plan.choices[index].output
         unsplit = tuple(R if a == axis else x for a, x in enumerate(layout))
         widest = widest_piece(self.graph, self.bundles[index], places, size)

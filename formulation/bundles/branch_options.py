@@ -11,7 +11,7 @@ from .bundles import Bundle
 class PlacedBundle:
     """A bundle over an axis: the coordinate of every branch, and what each takes (ns of a step, and bytes).
 
-    `exchange_ns` is what joining them takes.
+    `exchange_ns` is what joining them takes, `add_ns` what adding a result to another one at its coordinate does.
     """
 
     bundle: Bundle
@@ -20,6 +20,7 @@ class PlacedBundle:
     times: tuple[int, ...]
     sizes: tuple[int, ...]
     exchange_ns: int = 0
+    add_ns: int = 0
 
     def _at_most(self, amounts: Sequence[int]) -> tuple[int, frozenset[int]]:
         """The largest sum over a coordinate, and the branches there."""
@@ -32,7 +33,8 @@ class PlacedBundle:
     @cached_property
     def slowest(self) -> tuple[int, frozenset[int]]:
         """ns of the slowest coordinate, and its branches."""
-        return self._at_most(self.times)
+        added = self.bundle.adding(self.places)
+        return self._at_most([ns + self.add_ns * (b in added) for b, ns in enumerate(self.times)])
 
     @cached_property
     def fullest(self) -> tuple[int, frozenset[int]]:
@@ -52,7 +54,8 @@ class BundledOption:
 class BundleCandidate:
     """Nested bundles over axes, outermost first: the ordinary option of each variable inside, and its place.
 
-    `path` names for every variable the bundles that it is inside of, by their `cat`, with its branch.
+    `path` names for every variable the bundles that it is inside of, by their join, with its branch. Variables that add
+    up a bundle's results are in `adders`: they take no time, since results are added where they are computed.
     """
 
     axes: dict[int, tuple[Bundle, int]]
@@ -60,7 +63,8 @@ class BundleCandidate:
     options: dict[int, int] = field(default_factory=dict)  # of operators, hubs and weights inside
     stored: dict[int, int] = field(default_factory=dict)  # weights: the option whose unary cost is paid
     path: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)  # options of the outermost `cat` -> ns of its exchange
+    ends: dict[int, int] = field(default_factory=dict)  # options of the outermost join -> ns of its exchange
+    adders: dict[int, int] = field(default_factory=dict)  # variables that add up -> the join of their bundle
     levels: dict[int, PlacedBundle] = field(default_factory=dict)
 
     @property
@@ -77,8 +81,8 @@ class BundleCandidate:
 
     def slow(self, v: int) -> bool:
         """True if the time of a variable inside counts: each branch that it is in is at the slowest coordinate."""
-        return all(branch in self.levels[join].slowest[1] for join, branch in self.path[v])
+        return all(branch in self.levels[join].slowest[1] for join, branch in self.path.get(v, ()))
 
     def full(self, v: int) -> bool:
         """The same for its memory, at the fullest coordinate."""
-        return all(branch in self.levels[join].fullest[1] for join, branch in self.path[v])
+        return all(branch in self.levels[join].fullest[1] for join, branch in self.path.get(v, ()))

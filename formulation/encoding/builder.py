@@ -1,7 +1,8 @@
 """The state that all passes of an encoding share: variables, edges, cached tables, and what variables mean."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,7 @@ class NetworkBuilder:
         self.optional: frozenset[int] = frozenset()
         self.bundled: Mapping[int, tuple[BundledOption, ...]] = {}
         self.switches: tuple[Switch, ...] = ()
+        self._by_content: dict[Hashable, Array] = {}
 
     def _share_tables(self) -> None:
         """Take the tables of other stages; a graph with repeated passes has its own, since they change prices."""
@@ -134,6 +136,10 @@ class NetworkBuilder:
         if key not in self.tables:
             self.tables[key] = make()
         return key
+
+    def interned(self, table: Array) -> Array:
+        """The first table of this content: equal parts share their tables."""
+        return self._by_content.setdefault((table.shape, blake2b(table.tobytes()).digest()), table)
 
     def add_variable(self, name: str, key: object, position: Position) -> int:
         """Append a variable with the tables of `key`."""

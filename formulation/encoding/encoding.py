@@ -76,8 +76,9 @@ class Encoding:
         wanted = {e.v for e in self.network.edges if e.u in modes and self.recompute_modes[assignment[e.u]] != "none"}
         decided = {e.v for e in self.network.edges if e.u in modes}
         for hub, table in self.hubs.values():
-            if hub in decided - wanted and result[hub] >= len(table.codes):
-                result[hub] -= len(table.codes)
+            layouts = len(table.codes)
+            if hub in decided - wanted and layouts <= result[hub] < 2 * layouts:
+                result[hub] -= layouts
         return tuple(result)
 
     @cached_property

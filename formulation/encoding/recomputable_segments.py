@@ -2,23 +2,21 @@
 
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import Segment, segments
-from ..bundles.bundles import find_bundles
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import OperandCosts
 from ..strategies.tensor_classes import Classes, Use
 from .encoding_options import EncodingOptions
 
 
-def recomputable_segments(pcg: PCG, classes: Classes, bundles: bool) -> tuple[Segment, ...]:
-    """The segments that may be recomputed: not near parallel branches, nor near nodes with several alternatives."""
+def recomputable_segments(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
+    """The segments that may be recomputed: not near nodes with several alternatives."""
     choices, base = Alternatives(pcg, classes), classes.base
-    branches = {i for b in find_bundles(pcg) for i in (*b.nodes, b.join)} if bundles else set()
     uncertain = {*choices.conditional, *(i for members in pcg.members.values() for i in members)}
 
     def fits(segment: Segment) -> bool:
         near = {*segment.nodes, *(base[i] for n in segment.nodes for i in pcg.nodes[n].inputs)}
         readers = {u.node for i in near for u in classes.reads.get(i, ())} if uncertain else set()
-        return near.isdisjoint(branches) and uncertain.isdisjoint(near | readers)
+        return uncertain.isdisjoint(near | readers)
 
     return tuple(s for s in segments(pcg) if fits(s))
 
@@ -28,7 +26,7 @@ class RecomputableSegments:
 
     def __init__(self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions) -> None:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
-        self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes, options.space.bundles)
+        self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
 
     def leaves(self, base: int) -> bool:

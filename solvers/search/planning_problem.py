@@ -85,7 +85,7 @@ class PlanningProblem:
         grouped = classes(whole)
         kept: dict[int, int] = {}
         fixed = sum(whole.nodes[i].numel for i in whole.of("parameter") if i in whole.plain) * ITEMSIZE[form.parameters]
-        again = recomputable_segments(whole, grouped, self.space.bundles) if self.space.modes != ("none",) else ()
+        again = recomputable_segments(whole, grouped) if self.space.modes != ("none",) else ()
         segment = {i: s.name for s in again for i in s.nodes}
         for index in (ways[0] for ways in Alternatives(whole, grouped).needed() if len(ways) == 1):
             node = whole.nodes[index]

@@ -25,15 +25,20 @@ class Branchy(nn.Module):
     """Branches of unequal depth between two layers; `shared`: they read one tensor, else inputs of their own."""
 
     def __init__(
-        self, widths: Sequence[int] = (6, 4, 10), depths: Sequence[int] = (1, 3, 2), norm: bool = False
+        self,
+        widths: Sequence[int] = (6, 4, 10),
+        depths: Sequence[int] = (1, 3, 2),
+        norm: bool = False,
+        join: str = "cat",
     ) -> None:
         super().__init__()
+        self.join = join
         self.stem = nn.Linear(8, 12)
         self.branches = nn.ModuleList(
             nn.Sequential(*(part for k in range(depth) for part in self.layer(12 if k == 0 else width, width, norm)))
             for width, depth in zip(widths, depths, strict=True)
         )
-        self.head = nn.Linear(sum(widths), 5)
+        self.head = nn.Linear(sum(widths) if join == "cat" else widths[0], 5)
 
     @staticmethod
     def layer(inputs: int, outputs: int, norm: bool) -> list[nn.Module]:
@@ -41,7 +46,14 @@ class Branchy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.stem(x))
-        return self.head(torch.cat([branch(x) for branch in self.branches], 1)).square().mean()
+        found = [branch(x) for branch in self.branches]
+        if self.join == "cat":
+            y = torch.cat(found, 1)
+        elif self.join == "stack":
+            y = torch.stack(found, 1).mean(1)
+        else:
+            y = sum(found[1:], found[0] + x if self.join == "residual" else found[0])
+        return self.head(y).square().mean()
 
 
 class Nested(nn.Module):
@@ -78,10 +90,14 @@ def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options
     [
         (Branchy(), (2,), None, 4),
         (Branchy(), (3,), None, 7),  # parts of the batch are uneven
+        (Branchy((12, 12, 12), join="add"), (3,), None, 4),
+        (Branchy((12, 12, 12), join="residual"), (2,), None, 3),  # what enters is added at one coordinate
+        (Branchy((12, 12), (1, 2), join="residual"), (4,), None, 4),  # and is all that one has
+        (Branchy((6, 6), (2, 2), join="stack"), (2,), None, 4),
         (Branchy((6, 4, 10, 3), (1, 3, 2, 2)), (4,), None, 4),
         (Branchy(), (4,), None, 3),  # a coordinate without branches, and one without samples: gathered whole
         (Branchy(), (8,), (8,), 2),
-        (Branchy(norm=True), (2, 2), (2, 2), 4),  # statistics over the other axis
+        (Branchy((12, 12), (1, 2), norm=True, join="add"), (2, 2), (2, 2), 4),  # statistics over the other axis
         (Branchy(norm=True), (2, 3), (2, 3), 6),
         (Nested(), (2,), None, 4),
         (Nested(), (3,), None, 6),
@@ -95,6 +111,34 @@ def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple
     assert without["status"] == "optimal"
     assert plan.report["objective_ns"] < without["objective_ns"]
     assert plan.verify()["ok"], plan.verify()["failure"]
+
+
+class Losses(nn.Module):
+    """Losses of several heads, whose divisors are those of the whole batch, and a penalty, added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        first, second = (nn.functional.cross_entropy(head(x), labels, ignore_index=1) for head in self.heads)
+        return first + 0.5 * second + 0.1 * self.stem.weight.square().sum()
+
+
+@pytest.mark.parametrize(("hierarchy", "micro_batches"), [((2,), 1), ((3,), 2)])
+def test_losses_side_by_side(hierarchy: tuple[int, ...], micro_batches: int) -> None:
+    inputs = torch.randn(12, 8), torch.arange(12) % 3
+    plan = partita.optimize(Losses(), inputs, slow_kernels(hierarchy), batch=12, micro_batches=micro_batches, stages=1)
+    assert plan.bundles
+    assert plan.verify()["ok"], plan.verify()["failure"]
+
+
+def test_a_sum_is_no_slower_than_a_cat() -> None:
+    """It needs no exchange, and leaves less to the head."""
+    steps = [planned(Branchy((12, 12), (2, 2), join=join), (2,), 4).report["objective_ns"] for join in ("cat", "add")]
+    assert steps[1] < steps[0]
 
 
 class Labelled(nn.Module):
@@ -140,12 +184,15 @@ def test_less_memory_places_branches_otherwise() -> None:
         assert plan.verify()["ok"]
 
 
-def test_no_other_places_are_cheaper() -> None:
+@pytest.mark.parametrize(
+    "module", [Branchy((6, 4, 10, 3), (1, 3, 2, 2)), Branchy((12, 12, 12), (1, 3, 2), join="residual")]
+)
+def test_no_other_places_are_cheaper(module: nn.Module) -> None:
     """What is called optimal is so among all ways to place the branches."""
-    plan = planned(Branchy((6, 4, 10, 3), (1, 3, 2, 2)), (2,), 4)
+    plan = planned(module, (2,), 4)
     ((join, bundle),) = plan.bundles.items()
     axis = plan.choices[join].joins[0]
-    for places in product(range(2), repeat=4):
+    for places in product(range(2), repeat=len(bundle.ends)):
         choices = list(plan.choices)
         choices[join] = replace(choices[join], joins=(axis, *places))
         for i, place in inside(bundle, places):

@@ -59,6 +59,59 @@ def test_the_fork_is_the_last_common_tensor() -> None:
     assert [[graph.nodes[i].op for i in branch.nodes] for branch in bundle.branches] == [["linear", "relu"]] * 2
 
 
+class Sum(nn.Module):
+    """Branches that are added up, in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layers = kind, nn.ModuleList(nn.Linear(8, 8) for _ in range(10))
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        a, b, c, *others = (torch.relu(layer(x)) for layer in self.layers)
+        y = {
+            "two": lambda: a + b,
+            "tree": lambda: (a + b) + (c + others[0]),
+            "residual": lambda: x + (a + b),
+            "read inside": lambda: (a + b) * (a + b + c),
+            "broadcast": lambda: (a + self.bias) + b,
+            "twice": lambda: (a + a) + b,
+            "ten": lambda: sum(others, a + b + c),
+        }[self.kind]()
+        return y.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("two", [2]),
+        ("tree", [4]),
+        ("residual", [3]),  # x is added at one coordinate
+        ("read inside", []),
+        ("broadcast", [2]),
+        ("twice", [2]),
+        ("ten", [8]),  # of ten, the first eight
+    ],
+)
+def test_sums_that_are_bundles(kind: str, ends: list[int]) -> None:
+    graph = graph_of(Sum(kind))
+    found = find_bundles(graph)
+    assert [len(bundle.ends) for bundle in found] == ends
+    for bundle in found:
+        assert len(bundle.adds) == len(bundle.ends) - 1 and bundle.adds[-1] == bundle.join
+        assert all(graph.nodes[i].op == "add" for i in bundle.adds)
+        assert len(bundle.outside) == (kind == "residual")
+
+
+def test_all_results_at_a_coordinate_but_one_are_added_to_another() -> None:
+    (bundle,) = find_bundles(graph_of(Sum("residual")))
+    outside = bundle.ends.index(bundle.outside[0])
+    for places in product(range(3), repeat=3):
+        added = bundle.adding(places)
+        assert len(added) == 3 - len({*places}) and outside not in added
+
+
 def test_nested_bundles() -> None:
     from partita.model.capture.load import load_module
 

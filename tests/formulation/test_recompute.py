@@ -186,9 +186,15 @@ def test_unknown_modes_are_refused(modes: tuple[str, ...]) -> None:
         encoded(blocks((16,)), ALONE, modes)
 
 
-def test_branches_that_can_run_side_by_side_run_once() -> None:
+def test_a_segment_is_recomputed_or_in_parallel_branches() -> None:
+    """Both are offered together, and the optimum is that of the better one where each excludes the other."""
     module, inputs = load_module("candle-uno", small=True)
     graph = capture(module, inputs, batch=8)
-    assert [*encoded(graph, PAIR).recompute] == ["trunk.0"]
-    without = encode(graph, machine(PAIR), PAIR, options=EncodingOptions(SearchSpace(bundles=False), MODES))
-    assert len(without.recompute) == 6
+    both, alone = (
+        encode(graph, machine(PAIR), PAIR, options=EncodingOptions(SearchSpace(bundles=bundles), modes))
+        for bundles, modes in ((True, MODES), (True, ("none",)))
+    )
+    check_network(both.network)
+    assert len(both.recompute) == 6 and both.bundled
+    found = [solver("auto").solve(encoding.network).objective for encoding in (both, alone)]
+    assert found[0] == found[1]  # memory is ample

@@ -219,7 +219,7 @@ class FunctionBody(FunctionWriter):
         return self.add(Statement(render, (start,), "gather", self.statements[start].preferred_name, index))
 
     def _computed(self, index: int) -> int:
-        plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
+        _plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]
         if index in self.calls:
             return self._called(index)
         if index in self.branches:
@@ -229,11 +229,7 @@ class FunctionBody(FunctionWriter):
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             operand = self.value(i, layout, not self._unrecorded(index))
-            if (index, place) in self.divided:  # every micro-batch would add it
-                operand = self.add(
-                    Statement(lambda t: f"{enclosed(t[0])} / {plan.micro_batches}", (operand,), "unary", "x", i)
-                )
-            operands.append(operand)
+            operands.append(self._divided(operand, i) if (index, place) in self.divided else operand)
         call = self.call(index)
         comment_text = self._split_comment(index)
         if index in self.divisors:
@@ -248,6 +244,18 @@ class FunctionBody(FunctionWriter):
         this = Statement(lambda t: expression(call, t), tuple(operands), kind, name, index, comment_text)
         this.without_gradient = self._unrecorded(index)
         return self.add(this)
+
+    def _divided(self, operand: int, node: int) -> int:
+        """An operand divided by the number of micro-batches, each of which would add it."""
+        text = f" / {self.plan.micro_batches}"
+        return self.add(Statement(lambda t: enclosed(t[0]) + text, (operand,), "unary", "x", node))
+
+    def joined_operand(self, found: ParallelBranches, end: int) -> int:
+        """An end of parallel branches as what joins them reads it."""
+        (reader, place), *further = found.readers(self.plan, end)
+        operand = self.value(end, self.plan.choices[reader].inputs[place])
+        divided = not self.divided.isdisjoint([(reader, place), *further])
+        return self._divided(operand, end) if divided else operand
 
     def _siblings(self, index: int) -> list[int]:
         """All equal parts of a tensor, in order, if they are computed here and read in one layout."""
@@ -297,7 +305,7 @@ class FunctionBody(FunctionWriter):
         """The joined results of parallel branches."""
         index = found.bundle.join
         operands = tuple(self.given(i) for i in operands_of(self.plan, found))
-        line = render(self.plan, found, self.used)
+        line = render(self.plan, found, self.used, self.divisors)
         return self.add(Statement(line, operands, "op", self._value_name(index), index, comment(self.plan, found)))
 
     def _split_comment(self, index: int) -> str:

@@ -94,7 +94,9 @@ class ModelClasses(Constructors):
         for found in self.branches.values():
             for side in found.sides:
                 if side.ends:
-                    lines += ["", *self._side(found, side, weights)]
+                    of_side = {i: name for i, name in divisors.items() if i in side.nodes}
+                    lines += ["", *self._side(found, side, weights, of_side)]
+        own = own.union(*(side.nodes for found in self.branches.values() for side in found.sides))
         for i, name in divisors.items():
             lines += ["", *self._count(i, name, own, weights)]
         return "\n".join(lines)
@@ -131,20 +133,24 @@ class ModelClasses(Constructors):
         shapes = self._shapes(body.arguments, given=True)
         return self._function(call.method, list(body.arguments.values()), shapes, lines)
 
-    def _side(self, found: ParallelBranches, side: CoordinateBranches, weights: dict[int, str]) -> list[str]:
+    def _side(
+        self, found: ParallelBranches, side: CoordinateBranches, weights: dict[int, str], divisors: dict[int, str]
+    ) -> list[str]:
         """The method of the parallel branches at one coordinate."""
         inner = {i for other in self.branches.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
-        body = self._body(side.nodes - inner, weights, {}, inputs=False)
+        body = self._body(side.nodes - inner, weights, divisors, inputs=False)
         body.branches = self.branches
         for i in found.reads(self.plan, side):
             body.given(i)
-        join = found.bundle.join
-        required = dict(zip(self.plan.graph.nodes[join].inputs, self.plan.choices[join].inputs, strict=True))
-        results = [body.value(i, required[i]) for i in side.ends]
-        dim = self.plan.graph.nodes[join]["dim"]
+        for i, name in divisors.items():
+            body.argument(-1 - i, name)
+        results = [body.joined_operand(found, i) for i in side.ends]
+        dim = self.plan.graph.nodes[found.bundle.join].get("dim")
 
         def returned(texts: Sequence[str]) -> str:
-            return f"return {texts[0]}" if len(texts) == 1 else f"return torch.cat(({', '.join(texts)}), {dim})"
+            if found.bundle.adds or len(texts) == 1:
+                return f"return {' + '.join(texts)}"
+            return f"return torch.cat(({', '.join(texts)}), {dim})"
 
         lines = body.lines(results, 8, returned)
         return self._function(

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 
-from ....model.graph.layout import Layout, R
+from ....model.graph.layout import B, Layout, R
 from ...bundles.branch_options import BundleCandidate, PlacedBundle
 from ...bundles.branch_selection import quickest, selections
 from ...bundles.bundles import (
@@ -18,11 +19,14 @@ from ...bundles.bundles import (
     exchanges,
     find_bundles,
     innermost,
+    sum_row,
     whole_row,
     widest_piece,
+    widths,
 )
 from ...network.network import INFINITE, Edge
 from ...strategies.tensor_classes import Use
+from ...strategies.transitions import Codes
 from ..builder import NetworkBuilder
 
 Path = tuple[tuple[int, int], ...]
@@ -60,8 +64,12 @@ class BundleCandidates:
         nodes = (i for i in bundle.nodes if classes.base[i] == i and not classes.constant[i])
         held = (i for branch in bundle.branches for i in branch.weights)
         read = (i for i in held if i in classes.uses and self.pcg.nodes[i].op == "parameter")
-        own = all(i in self.operators for i in (bundle.join, *nodes))
-        return own and not classes.twin and all(i in self.weights for i in read)
+        own = all(i in self.operators for i in (*bundle.joining, *nodes))
+        ends = (classes.base[end] in branch.nodes for branch, end in zip(bundle.branches, bundle.ends, strict=True))
+        added = not bundle.adds or all(
+            own or not branch.nodes for own, branch in zip(ends, bundle.branches, strict=True)
+        )
+        return own and added and not classes.twin and all(i in self.weights for i in read)
 
     def _with_alternatives(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
         """Bundles over axes, with the first alternative of each tensor, and with those of least time together."""
@@ -102,6 +110,37 @@ class BundleCandidates:
 
     def _fill(self, candidate: BundleCandidate) -> bool:
         """Find the ordinary options of all variables inside; False if one has none."""
+        at = self._rows_of_joins(candidate)
+        if not all(self._enter(candidate, *inside) for inside in self._inside(candidate, at)):
+            return False
+        for join, (inner, second) in candidate.nested.items():
+            given = self._given(join, candidate.options[self.operators[join][0]])
+            if not innermost(given, second) or not self._read_whole(candidate, inner, second):
+                return False
+            if inner.adds and not self._hand_on(candidate, inner, second):
+                return False
+        (bundle, axis), everywhere = candidate.axes[candidate.outer.join], 0  # the row that is R
+        for row in (sum_row(self.pcg, bundle.join),) if bundle.adds else (batch_row(self.pcg, bundle.join), everywhere):
+            option = None if row is None else self._option(candidate, bundle.join, [axis], {axis: row})
+            if option is not None and innermost(self._given(bundle.join, option), axis):
+                candidate.ends[option] = 0
+        return bool(candidate.ends)
+
+    def _rows_of_joins(self, candidate: BundleCandidate) -> dict[int, Mapping[int, int | None]]:
+        """For nodes that join bundles the row on the bundle's axis: of sums addends, of a `cat` samples or a whole."""
+        at: dict[int, Mapping[int, int | None]] = {}
+        for join, (bundle, axis) in candidate.axes.items():
+            if bundle.adds:
+                at |= {i: {axis: sum_row(self.pcg, i)} for i in bundle.adds}
+                candidate.adders |= {self.operators[i][0]: join for i in bundle.adds}
+            elif not candidate.samples:
+                at[join] = {axis: 0}
+        return at
+
+    def _inside(
+        self, candidate: BundleCandidate, at: Mapping[int, Mapping[int, int | None]]
+    ) -> Iterator[tuple[Path, int, int | None]]:
+        """(path, node, option) of the nodes inside, and of those that add up the outermost bundle but the last."""
         bundle, axis = candidate.axes[candidate.outer.join]
         for number, branch in enumerate(bundle.branches):
             for i in branch.nodes:
@@ -113,20 +152,9 @@ class BundleCandidates:
                     place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
                     if place is not None:
                         path, whole = (*path, (join, place)), [axis, second]
-                # Where an inner bundle ends, samples are split over its axis too, or not at all.
-                at = {candidate.axes[i][1]: 0} if i in candidate.axes and not candidate.samples else {}
-                if not self._enter(candidate, path, i, self._option(candidate, i, whole, at)):
-                    return False
-        for join, (inner, second) in candidate.nested.items():
-            given = self._given(join, candidate.options[self.operators[join][0]])
-            if not innermost(given, second) or not self._read_whole(candidate, inner, second):
-                return False
-        everywhere = 0  # the row that is R
-        for row in (batch_row(self.pcg, bundle.join), everywhere):
-            option = None if row is None else self._option(candidate, bundle.join, [axis], {axis: row})
-            if option is not None and innermost(self._given(bundle.join, option), axis):
-                candidate.ends[option] = 0
-        return bool(candidate.ends)
+                yield path, i, self._option(candidate, i, whole, at.get(i, {}))
+        for i in bundle.adds[:-1]:
+            yield (), i, self._option(candidate, i, [], at[i])
 
     def _given(self, node: int, option: int) -> Layout:
         """The layout that an option gives."""
@@ -137,7 +165,9 @@ class BundleCandidates:
         """The layout of a tensor that an option of its reader requires."""
         return self.costs.space(base).layout(int(self.costs.required(use)[option]))
 
-    def _option(self, candidate: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int]) -> int | None:
+    def _option(
+        self, candidate: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int | None]
+    ) -> int | None:
         """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
         rows = [(batch_row if candidate.samples else whole_row)(self.pcg, node)] * len(self.sizes)
         for axis, row in {**dict.fromkeys(whole, whole_row(self.pcg, node)), **at}.items():
@@ -195,6 +225,24 @@ class BundleCandidates:
         candidate.options[hub] = self._hub_option(candidate, base, space.code(tuple(layout)))
         return True
 
+    def _hand_on(self, candidate: BundleCandidate, inner: Bundle, axis: int) -> bool:
+        """Have the addends of a nested bundle summed up once, if several nodes read the sum; False if impossible."""
+        base = self.classes.base[inner.join]
+        if base in self.hubs:
+            reader = self.classes.uses[base][0]
+            variable = self.operators[reader.node][0]
+            if variable not in candidate.options:
+                return True
+            hub, table = self.hubs[base]
+            space = self.costs.space(base)
+            layout = list(space.layout(int(table.codes[candidate.options[hub] % len(table.codes)])))
+            layout[axis] = self._required(base, reader, candidate.options[variable])[axis]
+            code = space.code(tuple(layout))
+            if table.position[code] < 0:
+                return False
+            candidate.options[hub] = self._hub_option(candidate, base, code)
+        return True
+
     # Costs
 
     def _balanced(self, candidate: BundleCandidate) -> Iterator[BundleCandidate]:
@@ -202,8 +250,9 @@ class BundleCandidates:
         time, size = self._loads(candidate)
         for join in candidate.nested:
             found = self._levels(candidate, join, time, size)[0]
-            ns = self._exchange_ns(found, candidate.options[self.operators[join][0]])
-            candidate.levels[join] = replace(found, exchange_ns=ns)
+            candidate.levels[join] = replace(
+                found, exchange_ns=self._exchange_ns(found, self._joining(candidate, join))
+            )
         join = candidate.outer.join
         for level in self._levels(candidate, join, time, size):
             ends = {option: self._exchange_ns(level, option) for option in candidate.ends}
@@ -215,24 +264,29 @@ class BundleCandidates:
         """The undominated assignments of the branches of a bundle, with their times and bytes."""
         bundle, axis = candidate.axes[join]
         count = range(len(bundle.branches))
-        mine = {n: [v for v in candidate.options if candidate.path[v][-1] == (join, n)] for n in count}
+        mine = {n: [v for v in candidate.options if candidate.path[v][-1:] == ((join, n),)] for n in count}
         times, sizes = ([sum(of[v] for v in mine[n]) for n in count] for of in (time, size))
         # What is inside counts as a whole.
         for level in candidate.levels.values() if join == candidate.outer.join else ():
             branch = next(n for n, b in enumerate(bundle.branches) if level.bundle.join in b.nodes)
             times[branch] += level.slowest[0] + level.exchange_ns
             sizes[branch] += level.fullest[0]
-        node = self.pcg.nodes[join]
-        widths = [self.pcg.nodes[end].shape[node["dim"]] for end in node.inputs]
-        found = assignments(times, sizes, widths, self.sizes[axis])
-        return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes)) for x in found]
+        add_ns = int(self.builder.variables[self.operators[join][0]].cost[self._joining(candidate, join)])
+        add_ns *= bool(bundle.adds)
+        # All results of a coordinate but one are added to another: as if all were, less one.
+        found = assignments([ns + add_ns for ns in times], sizes, widths(self.pcg, bundle), self.sizes[axis])
+        return [PlacedBundle(bundle, axis, x.places, tuple(times), tuple(sizes), add_ns=add_ns) for x in found]
+
+    def _joining(self, candidate: BundleCandidate, join: int) -> int:
+        """The option with which a bundle is joined; of the outermost one the first."""
+        return candidate.options.get(self.operators[join][0], next(iter(candidate.ends)))
 
     def _loads(self, candidate: BundleCandidate) -> tuple[dict[int, int], dict[int, int]]:
         """ns and bytes of every variable inside, with what it reads."""
         time, size = {}, {}
         for v, option in candidate.options.items():
             paid, variable = candidate.stored.get(v, option), self.builder.variables[v]
-            time[v], size[v] = int(variable.cost[paid]), int(variable.use[paid, 0])
+            time[v], size[v] = int(variable.cost[paid]) * (v not in candidate.adders), int(variable.use[paid, 0])
         for number, edge in enumerate(self.builder.edges):
             if edge.v not in candidate.options:
                 continue
@@ -241,7 +295,7 @@ class BundleCandidates:
             if first is None and edge.u in self.builder.optional and edge.cost[-1, option] < INFINITE:
                 continue  # another alternative inside, which is unused
             if first is None:  # enters the bundle in exactly the required layout
-                same = np.flatnonzero(edge.cost[:, option] == 0)
+                same = np.flatnonzero(self.enters(candidate, number, option))
                 first = int(same[0]) if len(same) else None
             if first is not None and self.joins(candidate, edge):
                 time[edge.v] += self.join_ns(candidate, number, first, option)
@@ -250,31 +304,70 @@ class BundleCandidates:
                 size[edge.v] += 0 if edge.use is None else int(edge.use[first, option, 0])
         return time, size
 
+    def adding_ns(self, candidate: BundleCandidate, v: int) -> int:
+        """ns to add the result of a variable to another one at its coordinate, if it ends a branch of a sum there."""
+        join, branch = candidate.path[v][-1] if candidate.path[v] else (-1, -1)
+        level = candidate.levels.get(join)
+        if level is None or branch not in level.bundle.adding(level.places):
+            return 0
+        end = self.classes.base[level.bundle.ends[branch]]
+        return level.add_ns * any(self.operators[i][0] == v for i in self.builder.choices.of(end))
+
     def joins(self, candidate: BundleCandidate, edge: Edge) -> bool:
-        """True if an edge leads from a branch to the `cat` of its bundle."""
-        join = candidate.path[edge.u][-1][0] if edge.u in candidate.path else -1
-        return join in candidate.axes and self.operators[join][0] == edge.v
+        """True if an edge leads from a branch, or the fork, to what joins the branches of a bundle."""
+        join = self._joined_at(candidate, edge.v)
+        return join >= 0 and candidate.adders.get(edge.u, -1) != join
+
+    def _joined_at(self, candidate: BundleCandidate, v: int) -> int:
+        """The bundle that a variable joins, by its join; -1 if none."""
+        return candidate.adders.get(v, next((join for join in candidate.axes if self.operators[join][0] == v), -1))
+
+    def enters(self, candidate: BundleCandidate, number: int, option: int) -> npt.NDArray[np.bool_]:
+        """The options of what an edge comes from, outside of a bundle, that need no conversion there."""
+        edge = self.builder.edges[number]
+        if edge.v not in candidate.adders:
+            same: npt.NDArray[np.bool_] = edge.cost[:, option] == 0
+            return same
+        given, base = self._given_codes(number), self.builder.conversions[number].base
+        outside = candidate.axes[candidate.adders[edge.v]][0].outside
+        fits = np.zeros(len(edge.cost), np.bool_)
+        if any(self.classes.base[i] == base for i in outside):
+            letter = B if self.pcg.nodes[base].gradient else R
+            fits[: len(given)] = given == self._as_joined(candidate, number, option, letter)
+        if edge.u in self.builder.optional:  # another alternative, unused
+            fits[-1] = edge.cost[-1, option] < INFINITE
+        return fits
 
     def join_ns(self, candidate: BundleCandidate, number: int, one: int, other: int) -> int:
-        """ns of a step to convert what a branch gives to how its `cat` reads it: whole on the bundle's axis."""
-        u, conversion = self.builder.edges[number].u, self.builder.conversions[number]
-        base, use = conversion.base, conversion.use
-        assert use is not None
-        table, space = self.costs.table(base), self.costs.space(base)
+        """ns of a step to convert what a branch gives to how it is joined: whole on the bundle's axis."""
+        base, given = self.builder.conversions[number].base, int(self._given_codes(number)[one])
+        axis = candidate.axes[self._joined_at(candidate, self.builder.edges[number].v)][1]
+        required = self._as_joined(candidate, number, other, self.costs.space(base).layout(given)[axis])
+        table = self.costs.table(base)
+        return int(table.total[table.position[given], table.position[required]]) * self.costs.micro_batches
+
+    def _given_codes(self, number: int) -> Codes:
+        """The layouts that the options of a hub or an operator give, which an edge comes from."""
+        conversion, u = self.builder.conversions[number], self.builder.edges[number].u
         if conversion.source == "hub":
-            given = int(table.codes[one % len(table.codes)])
-        else:
-            producer = next(i for i in self.builder.choices.of(base) if self.operators[i][0] == u)
-            given = int(self.operators[producer][1].output[one])
-        axis = candidate.axes[candidate.path[u][-1][0]][1]
-        required = list(self._required(base, use, other))
-        required[axis] = space.layout(given)[axis]
-        once = table.total[table.position[given], table.position[space.code(tuple(required))]]
-        return int(once) * self.costs.micro_batches
+            table = self.costs.table(conversion.base)
+            return np.resize(table.codes, len(self.builder.edges[number].cost) // len(table.codes) * len(table.codes))
+        producer = next(i for i in self.builder.choices.of(conversion.base) if self.operators[i][0] == u)
+        return self.operators[producer][1].output
+
+    def _as_joined(self, candidate: BundleCandidate, number: int, option: int, letter: int) -> int:
+        """The layout in which an option of a join reads a tensor, but with this letter on the bundle's axis."""
+        base, use = self.builder.conversions[number].base, self.builder.conversions[number].use
+        assert use is not None
+        required = list(self._required(base, use, option))
+        required[candidate.axes[self._joined_at(candidate, self.builder.edges[number].v)][1]] = letter
+        return self.costs.space(base).code(tuple(required))
 
     def _exchange_ns(self, level: PlacedBundle, option: int) -> int:
         """ns of a step to join the branches, and to split their gradients."""
         node, coordinates = self.pcg.nodes[level.bundle.join], self.sizes[level.axis]
+        if level.bundle.adds:
+            return 0
         space, whole = self.operators[level.bundle.join][1].output_space, list(self._given(level.bundle.join, option))
         gathered, whole[level.axis] = whole[level.axis] == R, R
         widest = widest_piece(self.pcg, level.bundle, level.places, coordinates)

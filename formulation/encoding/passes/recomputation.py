@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from ...network.chains import Position
-from ...network.network import INFINITE, Edge, Switch, SwitchTables
+from ...network.network import INFINITE, Edge, Switch, SwitchTables, Variable
 from ...strategies.operand_cost import EdgeTables
 from ..builder import Conversion, NetworkBuilder
 from .encoding_pass import EncodingPass
@@ -32,17 +32,49 @@ class Recomputation(EncodingPass):
         for node, (variable, _) in builder.operators.items():
             if node in self.segments.number:
                 number = self.segments.number[node]
-                variables[number][variable] = self.tables.of_operator(node, operator_key(builder, node))
+                tables = self.tables.of_operator(node, operator_key(builder, node))
+                variables[number][variable] = self._beside(tables, builder.variables[variable], variable)
         for edge, conversion in builder.conversions.items():
             segment = self._segment(conversion)
             if segment is not None:
-                edges[segment][edge] = self.tables.of_conversion(conversion, segment)
+                tables = self.tables.of_conversion(conversion, segment)
+                edges[segment][edge] = self._beside(
+                    tables, builder.edges[edge], builder.edges[edge].u, builder.edges[edge].v
+                )
         builder.switches = tuple(
             Switch(self._add_variable(number), variables[number], edges[number]) for number in range(len(variables))
         )
         builder.edges.extend(self._retention_edges())
         if self.modes[0] != "none":
             self._replace_tables()
+
+    def _beside(self, tables: SwitchTables, none: Variable | Edge, *scope: int) -> SwitchTables:
+        """Tables with the options of parallel branches, which are not recomputed; in mode none those of `none`.
+
+        What a recomputed segment reads may be joined from branches: the option then counts as the one it stands for.
+        """
+        further = [self.builder.bundled.get(v, ()) for v in scope]
+        if not any(further):
+            return tables
+        cost, use, extra = tables
+        shape = none.cost.shape
+        longer = [np.full((len(self.modes), *shape), INFINITE, np.int64)]
+        longer += [np.zeros((len(self.modes), *shape), np.int64) for _ in range(2)]
+        ordinary = cost.shape[1:]
+        for made, table in zip(longer, (cost, None if use is None else use[..., 0], extra), strict=True):
+            if table is None:
+                continue
+            made[:, *(slice(n) for n in ordinary)] = table
+            for row, placed in enumerate(further[0], ordinary[0]) if len(scope) > 1 else ():
+                join = self.builder.operators[placed.levels[0].bundle.join][0]
+                if join == scope[0]:
+                    made[:, row, : ordinary[1]] = table[:, placed.option]
+        if "none" in self.modes:
+            mode = self.modes.index("none")
+            longer[0][mode], longer[2][mode] = none.cost, 0
+            longer[1][mode] = 0 if none.use is None else none.use[..., 0]
+        cost, use, extra = map(self.builder.interned, longer)
+        return cost, self.builder.interned(use[..., None]) if use.any() else None, extra if extra.any() else None
 
     def _segment(self, conversion: Conversion) -> int | None:
         """The segment that recomputes a conversion: that of the reader, or what computes the tensor of a hub."""
@@ -75,17 +107,20 @@ class Recomputation(EncodingPass):
         builder = self.builder
         for base, (hub, table) in builder.hubs.items():
             readers = self.segments.outside_readers(base)
-            key = layouts, several = len(table.codes), len(readers) > 1
+            key = layouts, several, beside = len(table.codes), len(readers) > 1, len(builder.bundled.get(hub, ()))
             for number in readers:
-                tables = builder.table(("retention", *key), partial(self._retention_tables, layouts, several))
+                tables = builder.table(("retention", *key), partial(self._retention_tables, layouts, several, beside))
                 yield Edge(builder.switches[number].variable, hub, *tables)
 
-    def _retention_tables(self, layouts: int, several: bool) -> EdgeTables:
-        """The tables of an edge from modes to a hub; `several`: more than one segment reads it."""
+    def _retention_tables(self, layouts: int, several: bool, beside: int) -> EdgeTables:
+        """The tables of an edge from modes to a hub; `several`: more than one segment reads it.
+
+        Its last options, `beside`, are those of parallel branches, which are not recomputed.
+        """
         recomputed = np.array([mode != "none" for mode in self.modes])
-        cost = np.zeros((len(recomputed), 2 * layouts), np.int64)
-        cost[recomputed, :layouts] = INFINITE
-        cost[~recomputed, layouts:] = 0 if several else INFINITE
+        cost = np.zeros((len(recomputed), 2 * layouts + beside), np.int64)
+        cost[recomputed, :layouts] = cost[recomputed, 2 * layouts :] = INFINITE
+        cost[~recomputed, layouts : 2 * layouts] = 0 if several else INFINITE
         return cost, None
 
     def _replace_tables(self) -> None:
