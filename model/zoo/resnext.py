@@ -8,11 +8,11 @@ from .entry import IMAGES, unity
 
 
 class Block(nn.Module):
-    """Down to `width` channels, a grouped convolution, and up to twice as many, added to what came in."""
+    """Down to `width` channels, a grouped convolution, and up to `expansion` times as many, added to what came in."""
 
-    def __init__(self, inputs: int, width: int, groups: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, groups: int, stride: int, expansion: int) -> None:
         super().__init__()
-        outputs = 2 * width
+        outputs = expansion * width
         self.reduce = nn.Conv2d(inputs, width, 1, bias=False)
         self.reduce_norm = nn.BatchNorm2d(width)
         self.grouped = nn.Conv2d(width, width, 3, stride, padding=1, groups=groups, bias=False)
@@ -33,7 +33,10 @@ class Block(nn.Module):
 
 
 class ResNeXt(nn.Module):
-    """Stages of blocks; each stage but the first halves the image, and each doubles the width of the last."""
+    """Stages of blocks; each stage but the first halves the image, and each doubles the width of the last.
+
+    With a width of 64, one group and an expansion of 4 it is ResNet-50 (He et al., CVPR'16), strides as torchvision's.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class ResNeXt(nn.Module):
         width: int = 128,
         groups: int = 32,
         classes: int = 1000,
+        expansion: int = 2,
     ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, stem, 7, stride=2, padding=3, bias=False)
@@ -52,8 +56,8 @@ class ResNeXt(nn.Module):
         for stage, count in enumerate(blocks):
             for number in range(count):
                 stride = 2 if stage and not number else 1
-                self.blocks.append(Block(channels, width << stage, groups, stride))
-                channels = 2 * (width << stage)
+                self.blocks.append(Block(channels, width << stage, groups, stride, expansion))
+                channels = expansion * (width << stage)
         self.average = nn.AdaptiveAvgPool2d(1)
         self.scores = nn.Linear(channels, classes)
 
