@@ -14,6 +14,7 @@ BENCHES = {
     "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
     "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",
+    "placements": "Placement and reduction programs as variables of one network, compared with enumeration.",
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",
     "results": "Every number of the five results of P² (MLSys 2022) beside ours, and why they differ where they do.",

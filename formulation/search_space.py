@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
 """Choice -> the modes among which each segment's is chosen."""
 
+JOINT = ("placement", "reductions")
+"""What one network can choose besides strategies."""
+
 MAX_AXES = 3
 
 
@@ -27,6 +30,11 @@ def parse_mesh(text: str) -> tuple[int, ...]:
     mesh = parse_sizes("--mesh", text)
     check_sizes("--mesh", mesh, MAX_AXES)
     return mesh
+
+
+def parse_joint(text: str) -> tuple[str, ...]:
+    """Names among `JOINT`: placement,reductions."""
+    return tuple(name.strip() for name in text.split(","))
 
 
 def parse_stages(stages: str | int) -> int | None:
@@ -62,8 +70,9 @@ class SearchSpace:
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `recompute`: a mode for every segment, or `auto`, the best for each.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
-    without. `rules`: choose among all rewritings by them too, as far as `saturation` goes. `fix` holds (node, strategy)
-    pairs. Without `bundles` no branches run side by side.
+    without. `joint`: names among `JOINT` that are variables of one network per mesh and number of micro-batches, for
+    plans without a pipeline. `rules`: choose among all rewritings by them too, as far as `saturation` goes. `fix` holds
+    (node, strategy) pairs. Without `bundles` no branches run side by side.
     PartitaError: a value out of range, an unknown name, or options that contradict each other.
     """
 
@@ -105,6 +114,16 @@ class SearchSpace:
         default="auto",
         metadata=option(str, f"Activation checkpointing of layers: {', '.join(RECOMPUTE)}."),
     )
+    joint: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            str,
+            "Let one network per mesh choose its placement and reduction programs: placement,reductions.",
+            metavar="WHAT",
+            parse=parse_joint,
+            default=None,
+        ),
+    )
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits = DEFAULT_LIMITS
     bundles: bool = True
@@ -119,6 +138,7 @@ class SearchSpace:
             raise PartitaError(f"--mesh {times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
+        self._check_joint()
         if self.chunks > 1 and self.stages == 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
         assert self.schedules
@@ -126,6 +146,19 @@ class SearchSpace:
         for name, strategy in self.fix:
             if fixed.setdefault(name, strategy) != strategy:
                 raise PartitaError(f"--fix {name}: both {fixed[name]!r} and {strategy!r}")
+
+    def _check_joint(self) -> None:
+        """PartitaError: unknown or repeated names, or options that leave no placement to choose."""
+        for name in self.joint:
+            check_choice("--joint", name, JOINT)
+        if not self.joint:
+            return
+        named = f"--joint {','.join(self.joint)}"
+        if "placement" not in self.joint or len({*self.joint}) < len(self.joint):
+            raise PartitaError(f"{named}: placement, or placement,reductions, is needed")
+        if self.mapping is not None:
+            raise PartitaError(f"--mapping {self.mapping} fixes the placement, which {named} would choose")
+        self.check_unpipelined("--joint")
 
     @property
     def modes(self) -> tuple[str, ...]:

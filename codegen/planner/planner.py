@@ -105,6 +105,7 @@ def optimize(
     workers: int | None = None,
     recompute: str = "auto",
     offload: bool | None = None,
+    joint: Sequence[str] = (),
     progress: Tell | bool | None = None,
 ) -> Plan:
     """Plan the training of a module.
@@ -142,6 +143,7 @@ def optimize(
         schedule=schedule if isinstance(schedule, str) else ",".join(schedule),
         chunks=chunks,
         recompute=recompute,
+        joint=tuple(joint),
         rules=rules_for(rewrite),
         saturation=saturation or SaturationLimits(),
     )

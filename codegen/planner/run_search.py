@@ -10,6 +10,7 @@ from ...formulation.network.network import INFINITE
 from ...solvers.budget import Budget
 from ...solvers.executors import DelayedProcesses, usable_cores
 from ...solvers.protocol import Limits, Solver, Status
+from ...solvers.reduction.joint_search import search_placements
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
 from ...solvers.search.search import search
@@ -62,7 +63,9 @@ def _search_once(
     problem: PlanningProblem, space: ConfigurationSpace | None, backend: Solver, limits: Limits, budget: Budget
 ) -> SearchOutcome:
     if space is None:
-        return SearchOutcome(problem, *with_wide_meshes(problem, search(problem, backend, limits), backend, limits))
+        return SearchOutcome(
+            problem, *with_wide_meshes(problem, search_placements(problem, backend, limits), backend, limits)
+        )
     if budget.executor is not None:
         return SearchOutcome(problem, search(problem, backend, limits, space, budget.executor), [])
     with DelayedProcesses(budget.workers or usable_cores()) as executor:
@@ -73,7 +76,7 @@ def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> d
     """The best plan without parallel branches, found in the time left: their gain is the difference."""
     left = max(1.0, budget.seconds - (time.monotonic() - start))
     plain = replace(problem, space=replace(problem.space, bundles=False))
-    found = search(plain, budget.backend(), Limits(left, gap=budget.gap))
+    found = search_placements(plain, budget.backend(), Limits(left, gap=budget.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 

@@ -36,6 +36,11 @@ def searched_space(
         "micro_batches": list(problem.micro_batches),
         **({"offload": True} if problem.space.offload else {}),
         "recompute": list(problem.space.modes),
+        **(
+            {"joint": {"variables": [*chosen], "programs": [*found.programs]}}
+            if (chosen := problem.space.joint)
+            else {}
+        ),
     }
     if space is not None:
         report |= {

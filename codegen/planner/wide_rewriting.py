@@ -16,9 +16,9 @@ from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...solvers.protocol import Limits, Solver, Status
+from ...solvers.reduction.joint_search import search_placements
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import SearchResult
-from ...solvers.search.search import search
 from .rewritten_graph import changes, decided
 
 Change: TypeAlias = dict[str, str]
@@ -39,7 +39,7 @@ def with_wide_meshes(
         if left <= 0:
             break
         wide = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
-        other = search(wide, backend, replace(limits, seconds=left, cutoff=found.objective))
+        other = search_placements(wide, backend, replace(limits, seconds=left, cutoff=found.objective))
         if other.objective is not None:
             changed = rewritten
         found = _merged(found, other, limits)
@@ -74,7 +74,7 @@ def _graphs(
 def _single_device(problem: PlanningProblem, backend: Solver, limits: Limits) -> SearchResult | None:
     """The result for one device; None if the graph does not admit its share of the batch."""
     try:
-        return search(problem, backend, replace(limits, progress=None))
+        return search_placements(problem, backend, replace(limits, progress=None))
     except PartitaError:
         return None
 

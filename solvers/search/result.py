@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.pipeline.configuration import Configuration
@@ -50,7 +50,8 @@ class SearchResult:
     complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with the graph as
     captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the capacity
     of a configuration that does not fit. `refused`: networks for which the solver gave nothing, though it had time, and
-    its words about one of them.
+    its words about one of them. `programs`: the
+    reduction programs that a joint network chose, as JSON.
     """
 
     status: Status
@@ -76,6 +77,7 @@ class SearchResult:
     axes: float = inf
     refused: int = 0
     solver_words: str = ""
+    programs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def encoding(self) -> Encoding | None:

@@ -1,0 +1,75 @@
+"""The search with the placement of each mesh inside of one cost network (`formulation.reduction.joint_encoding`).
+
+A configuration is then a mesh and a number of micro-batches: its bounds hold for all placements of the mesh at once,
+and its network chooses among them.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.placement.placement import Placement, Row
+from ...formulation.reduction.joint_encoding import JointEncoding, joint_encoding
+from ...model.errors import PartitaError
+from ..protocol import NO_LIMITS, Limits, Solver
+from ..search.planning_problem import PlanningProblem
+from ..search.result import SearchResult
+from ..search.search import search
+
+MOST_TOGETHER = {1: 16, 2: 8, 3: 2}
+"""Placements of one network, by axes: its tables grow with their square. More axes: one placement."""
+
+
+@dataclass(frozen=True)
+class JointProblem(PlanningProblem):
+    """A problem over meshes: `groups` are placements that one network chooses among, `placements` the first of each."""
+
+    groups: tuple[tuple[Placement, ...], ...] = ()
+
+    def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
+        """The joint network of a group, given its first placement; of any other placement its own network."""
+        group = next((group for group in self.groups if group[0] == placement), ())
+        if not group:
+            return super().encoding(placement, k, fast)
+        members, refusals = [], []
+        for member in group:
+            try:
+                members.append(super().encoding(member, k, fast))
+            except PartitaError as refusal:  # a strategy or the batch cannot be split so finely
+                refusals.append(refusal)
+        if not members:
+            raise refusals[0]
+        return joint_encoding(members, programs="reductions" in self.space.joint)
+
+
+def joint_problem(problem: PlanningProblem) -> JointProblem:
+    """The problem over groups of placements, each of one mesh up to the order of its axes."""
+    meshes: defaultdict[Row, list[Placement]] = defaultdict(list)
+    for placement in problem.placements:
+        meshes[tuple(sorted(placement.sizes))].append(placement)
+    groups = [
+        tuple(places[at : at + most])
+        for sizes, places in meshes.items()
+        for most in (MOST_TOGETHER.get(len(sizes), 1),)
+        for at in range(0, len(places), most)
+    ]
+    given = {field.name: getattr(problem, field.name) for field in fields(PlanningProblem)}
+    return JointProblem(**given | {"placements": tuple(group[0] for group in groups)}, groups=tuple(groups))
+
+
+def search_placements(problem: PlanningProblem, solver: Solver, limits: Limits = NO_LIMITS) -> SearchResult:
+    """The best plan without a pipeline; placements are chosen by networks if the space says so, else by the search."""
+    if not problem.space.joint:
+        return search(problem, solver, limits)
+    joint = joint_problem(problem)
+    found = search(joint, solver, limits)
+    left_out = sum(len(group) for group in joint.groups if len(group[0].sizes) > found.axes)
+    unrewritten = tuple(p for group in joint.groups if group[0] in found.unrewritten for p in group)
+    found = replace(found, left_out=left_out, unrewritten=unrewritten)
+    if found.configuration is None:
+        return found
+    ((encoding, assignment),) = found.stages
+    assert isinstance(encoding, JointEncoding)
+    chosen = encoding.chosen(assignment)
+    configuration = replace(found.configuration, matrix=chosen[0].placement.matrix)
+    return replace(found, configuration=configuration, stages=(chosen,), programs=encoding.programs(assignment))
