@@ -103,5 +103,7 @@ def _of_kind(
         runs = [sum(start <= first for start in one.starts) - 1 for one in best]
         cheapest = tuple(options.index(texts[run]) for texts, run in zip(named, runs, strict=True))
         programs = tuple(one.programs[run] for one, run in zip(best, runs, strict=True))
-        variables.append(ProgramVariable(sizes, axes, kind, first, stop, options=options, cheapest=cheapest, programs=programs))
+        variables.append(
+            ProgramVariable(sizes, axes, kind, first, stop, options=options, cheapest=cheapest, programs=programs)
+        )
     return variables
