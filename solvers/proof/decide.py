@@ -14,7 +14,18 @@ from fractions import Fraction
 from typing import Any
 
 from ...formulation.substitution.sizes import Size
-from ...formulation.substitution.symbolic.content import INVERSE, ROOT, SIGMOID, SOFTPLUS, apart, positive, power
+from ...formulation.substitution.symbolic.content import (
+    INVERSE,
+    ROOT,
+    SIGMOID,
+    SOFTPLUS,
+    apart,
+    components,
+    leading,
+    not_negative,
+    positive,
+    power,
+)
 from ...formulation.substitution.symbolic.maxima import INSIDE
 from ...formulation.substitution.symbolic.terms import (
     EXP,
@@ -55,7 +66,8 @@ class Decider:
         self._symbols: dict[tuple[str, int, int], Any] = {}
         self._sums: list[tuple[SymbolicTerm, Any]] = []  # of the source: a sum, and its unknown
         self._bodies: list[tuple[Body, Any]] = []
-        self._known: dict[SymbolicTerm | Body, Any] = {}
+        self._of_source: dict[SymbolicTerm | Body, Any] = {}
+        self._known = self._of_source
         self._target = False
         self._counts: dict[str, Any] = {}
         self._ids: dict[str, list[tuple[tuple[Place, ...], Any]]] = {}
@@ -82,7 +94,7 @@ class Decider:
         The variables' names must be new.
         """
         self.solver.add(*self._inside(variables))
-        self._target, self._known = False, {}
+        self._target, self._known = False, self._of_source
         left = self._value(source)
         self._target, self._known = True, {}
         right = self._value(target)
@@ -113,29 +125,37 @@ class Decider:
         for term, coefficient in poly.terms:
             number = z3.RealVal(str(coefficient), self.context)
             if term.variables:
-                outside, inside = self._taken_out(term)
-                terms.append(self._product(number, [*map(self._factor, outside), self._sum(inside)]))
+                outside, sums = self._taken_out(term)
+                terms.append(self._factors(self._product(number, list(map(self._sum, sums))), outside))
             else:
-                terms.append(self._product(number, list(map(self._factor, term.factors))))
+                terms.append(self._factors(number, term.factors))
         return z3.Sum(terms) if terms else z3.RealVal(0, self.context)
 
-    def _taken_out(self, term: SymbolicTerm) -> tuple[list[Factor], SymbolicTerm]:
-        """Factors before the sum, and the sum; with definitions, all that do not depend on what is summed over."""
+    def _taken_out(self, term: SymbolicTerm) -> tuple[list[Factor], list[SymbolicTerm]]:
+        """Factors before the sum, and the sum; with definitions, all that do not depend on it, and several sums."""
         if not self.defined:
             outside: list[Factor] = [f for f in term.factors if isinstance(f, Count)]
-            return outside, SymbolicTerm(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))
+            return outside, [SymbolicTerm(term.variables, tuple(f for f in term.factors if not isinstance(f, Count)))]
         free, exponent, bound = apart(term)
-        ((inside, _),) = of_terms([(SymbolicTerm(term.variables, bound), Fraction(1))]).terms
         powers = [f for t, _ in power(exponent).terms for f in t.factors]
-        return [*free, *powers], inside
+        sums = components(of_terms([(SymbolicTerm(term.variables, bound), Fraction(1))]))
+        return [*free, *powers], [only for part in sums for only, _ in part.terms]
 
     def _product(self, number: Any, factors: list[Any]) -> Any:
         for f in factors:
             number = number * f
         return number
 
+    def _factors(self, number: Any, factors: Sequence[Factor]) -> Any:
+        """A product that is 0 unless all conditions among its factors hold."""
+        product = self._product(number, [self._factor(f) for f in factors if not conditional(f)])
+        conditions = [self._condition(f) for f in factors if conditional(f)]
+        if not conditions:
+            return product
+        return self.z3.If(self.z3.And(conditions), product, self.z3.RealVal(0, self.context))
+
     def _integrand(self, term: SymbolicTerm) -> Any:
-        return self._product(self.z3.RealVal(1, self.context), list(map(self._factor, term.factors)))
+        return self._factors(self.z3.RealVal(1, self.context), term.factors)
 
     def _sum(self, term: SymbolicTerm) -> Any:
         """The unknown that stands for a sum."""
@@ -232,7 +252,9 @@ class Decider:
     def _facts(self, f: Fn, made: Any, arguments: list[Any]) -> list[Any]:
         """What holds of a defined function at every point."""
         if f.name == EXP:
-            return [made > 0]
+            exponent = f.arguments[0].value
+            opposite = [made * self._value(power(exponent.times(-1))) == 1] if leading(exponent) < 0 else []
+            return [made > 0, *opposite]
         if f.name == SIGMOID:
             risen = self._value(power(f.arguments[0].value))
             return [made > 0, made < 1, made * (1 + risen) == risen]
@@ -240,6 +262,8 @@ class Decider:
             return [made > 0, made > arguments[0]]
         if f.name == INVERSE and positive(f.arguments[0].value):
             return [made > 0, made * arguments[0] == 1]
+        if f.name == ROOT and not_negative(f.arguments[0].value):
+            return [made >= 0, arguments[0] >= 0, made * made == arguments[0]]
         if f.name == ROOT:
             return [self.z3.Implies(arguments[0] >= 0, self.z3.And(made >= 0, made * made == arguments[0]))]
         return []
@@ -250,10 +274,21 @@ class Decider:
             place = self._place(f.place)
             return self.z3.And(place >= 0, place < self._count(f.atom))
         assert isinstance(f, Fn)
-        value = self._value(f.arguments[0].value)
+        whole = self._whole(f.arguments[0].value)
+        value = self._value(f.arguments[0].value) if whole is None else whole
         if f.name == HIT:
             return value == self.z3.ToReal(self._place(f.places[0]))
         return value > 0 if f.name == IS_POSITIVE else value == 0
+
+    def _whole(self, value: Poly) -> Any | None:
+        """A sum of places as a whole number; None for others."""
+        total = self.z3.IntVal(0, self.context)
+        for term, number in value.terms:
+            places = [f.places[0] for f in term.factors if isinstance(f, Fn) and f.name == POSITION]
+            if number.denominator > 1 or term.variables or len(term.factors) > 1 or len(places) < len(term.factors):
+                return None
+            total = total + int(number) * (self._place(places[0]) if places else 1)
+        return total
 
     def _call(self, name: str, values: list[Any], places: list[Any]) -> Any:
         z3, key = self.z3, (name, len(values), len(places))

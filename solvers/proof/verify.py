@@ -26,7 +26,7 @@ from .decide import Decider
 from .verdict import Counterexample, Verdict
 
 Variables: TypeAlias = "tuple[tuple[str, str], ...]"
-RUNS, MORE_RUNS = 2, 12  # sizes at which a rule is run: before the proof, and after a failed one
+RUNS, MORE_RUNS = 2, 24  # sizes at which a rule is run: before the proof, and after a failed one
 
 
 def verify_rule(rule: Rule, seconds: float = 10.0) -> Verdict:

@@ -11,11 +11,11 @@ from functools import reduce
 
 from ..rule import Apply, Value
 from ..sizes import Size
-from .derive import derived, inverse_size
+from .derive import derived
 from .indices import Index, case_of, every, into_case, places
 from .moves import MOVES, split
 from .rows import DEFINED, group_norm
-from .scope import Scope, dim_of, whole_number
+from .scope import Scope, dim_of, inverse_size, whole_number
 from .terms import NOT_LATER, Fn, Poly, constant, factor, opaque
 from .types import Cases, Mismatch, Stuck, Type
 from .values import Application, ElementTask, Letters, Symbolic, merged, put

@@ -114,6 +114,36 @@ def _power_of(atom: str, factors: tuple[Factor, ...]) -> int:
     return sum(f.power for f in factors if isinstance(f, Count) and f.atom == atom)
 
 
+def components(value: Poly) -> list[Poly]:
+    """A sum of products as a product of sums, where what it sums over comes apart: sum(i, j) a[i] b[j]."""
+    if len(value.terms) != 1:
+        return [value]
+    ((term, number),) = value.terms
+    bound = {v for v, _ in term.variables}
+    factors = list[Factor]()
+    for f in term.factors:
+        if isinstance(f, Fn) and f.name == EXP:
+            factors += [
+                g for pair in f.arguments[0].value.terms for t, _ in power(Poly((pair,))).terms for g in t.factors
+            ]
+        else:
+            factors.append(f)
+    groups: list[tuple[frozenset[str], list[Factor]]] = []
+    for f in factors:
+        mine, together = free(f) & bound, [f]
+        for group in [g for g in groups if g[0] & mine]:
+            groups.remove(group)
+            mine, together = mine | group[0], [*group[1], *together]
+        groups.append((mine, together))
+    if len(groups) < 2:
+        return [value]
+    parts = [
+        of_terms([(SymbolicTerm(tuple(v for v in term.variables if v[0] in names), tuple(fs)), Fraction(1))])
+        for names, fs in groups
+    ]
+    return [parts[0].times(number), *parts[1:]]
+
+
 def is_number(value: Poly) -> Fraction | None:
     """The number that a value is; None for others."""
     if not value.terms:

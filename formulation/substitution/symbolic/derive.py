@@ -17,7 +17,7 @@ from ....model.operators.operator import operator
 from ..rule import Apply
 from .indices import Index, every, number_of, places
 from .scope import Scope
-from .terms import HIT, Body, Fn, Place, Poly, constant, factor, is_zero, row, size_of
+from .terms import HIT, Body, Fn, Place, Poly, constant, factor, is_zero, row
 from .types import Mismatch, Stuck, Type, product_of, written
 from .values import Application, ElementTask, Letters, Symbolic
 
@@ -182,7 +182,7 @@ class _Derivation:
             named = zip(self.values["x"].dims, self.inputs["x"], strict=True)
             dims = [dim for dim, name in named if name not in self.output]
             size = product_of(dims)
-        return inverse_size(self.scope.unifier.resolve(size))
+        return self.scope.share(size)
 
     def _value(self, f: Access | Call, tasks: ElementTask, known: Mapping[str, Index]) -> Poly:
         if isinstance(f, Access):
@@ -259,20 +259,6 @@ def _is_variable(index: Index) -> bool:
         return False
     digit = index[0][1]
     return isinstance(digit, Place) and len(digit.terms) == 1 and digit == Place.of(digit.terms[0][0])
-
-
-def inverse_size(type_: Type) -> Poly:
-    """One over the size of a resolved type; opaque for a sum."""
-    number, atoms = 1, []
-    for radix in type_:
-        if isinstance(radix, int):
-            number *= radix
-        elif isinstance(radix, str):
-            atoms.append(radix)
-        else:
-            name = f"size {written((radix,))}"
-            return factor(Fn(name, ())) * inverse_size(tuple(r for r in type_ if r is not radix))
-    return size_of(atoms, number, -1)
 
 
 def _operands(term: Term) -> set[str]:

@@ -11,6 +11,7 @@ allow, so no rule is proved by such a value. `>` marks side conditions; `content
     softplus    log(1 + exp(a)); softplus(-a) = softplus(a) - a
     erf, sin    odd; cos is even
     maximum     see `maxima`; relu, abs, clamp and their like are maxima of numbers
+    f that never decreases: max of f over a row or window = f(max) (`grows`)
     pow         a product > the exponent is a whole number; a root for halves
     where       a + (b - a) [c = 0]
 
@@ -31,6 +32,7 @@ from .content import (
     ROOT,
     SIGMOID,
     SOFTPLUS,
+    components,
     content,
     is_number,
     leading,
@@ -105,12 +107,28 @@ def inverse(value: Poly) -> Poly:
             total = total * f.arguments[0].value
         elif conditional(f):
             total = total * factor(f)
+        elif isinstance(f, Fn) and f.name == SIGMOID:
+            total = total * (constant(1) + exp(f.arguments[0].value.times(-1)))
         else:
             total = total * opaque(INVERSE, factor(f))
     if is_number(parts.rest) == 1:
         return total
-    exponent = _above_one(parts.rest)
-    return total * (opaque(INVERSE, parts.rest) if exponent is None else sigmoid(exponent.times(-1)))
+    for rest in components(parts.rest):
+        exponent, chance = _above_one(rest), _below_one(rest)
+        if exponent is not None:
+            total = total * sigmoid(exponent.times(-1))
+        elif chance is not None:
+            total = total * (constant(1) + exp(chance))
+        else:
+            total = total * opaque(INVERSE, rest)
+    return total
+
+
+def _below_one(value: Poly) -> Poly | None:
+    """The argument a of 1 - sigmoid(a), as 1 / (1 + exp(a)); None for others."""
+    rest = [(t.factors, c) for t, c in (constant(1) + value.times(-1)).terms]
+    only = rest[0][0][0] if len(rest) == 1 and rest[0][1] == 1 and len(rest[0][0]) == 1 else None
+    return only.arguments[0].value if isinstance(only, Fn) and only.name == SIGMOID else None
 
 
 def _above_one(value: Poly) -> Poly | None:
@@ -226,9 +244,15 @@ def clamp(value: Poly, low: object, high: object) -> Poly:
 
 
 def _number(value: object) -> Poly:
-    if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Opaque
-    return constant(Fraction(value))
+    return constant(literal(value))
+
+
+def literal(value: float) -> Fraction:
+    """A number in a rule: the simplest fraction that has this value in floating point, 1/10 for 0.1."""
+    simple = Fraction(value).limit_denominator(1_000_000)
+    return simple if float(simple) == value else Fraction(str(value))
 
 
 class _Opaque(Exception):  # noqa: N818
@@ -236,8 +260,7 @@ class _Opaque(Exception):  # noqa: N818
 
 
 def _rational(value: object, default: float) -> Fraction:
-    found = _number(default if value is None else value)
-    return is_number(found) or Fraction(0)
+    return is_number(_number(default if value is None else value)) or Fraction(0)
 
 
 def _leaky(given: Mapping[str, Any], value: Poly) -> Poly:
@@ -252,7 +275,9 @@ def _gelu(given: Mapping[str, Any], value: Poly) -> Poly:
     """x / 2 plus an even function."""
     if given.get("approximate", "none") not in ("none", "tanh"):
         raise _Opaque
-    sign = -1 if value.terms and leading(value) < 0 else 1
+    if not value.terms:
+        return value
+    sign = -1 if leading(value) < 0 else 1
     name = f"even part of gelu, {given.get('approximate', 'none')}"
     return value.times(Fraction(1, 2)) + opaque(name, value.times(sign))
 
@@ -342,6 +367,18 @@ FUNCTIONS: Mapping[str, Function] = {
     "logical_not": lambda given, x: zero(x),
     "where": _where,
 }
+
+
+def grows(name: str, given: Mapping[str, Any]) -> bool:
+    """True for functions that never decrease: max(f(a), f(b)) = f(max(a, b))."""
+    slope = {"leaky_relu": given.get("slope", 0.01), "elu": given.get("alpha", 1.0)}.get(name, 1)
+    return name in _GROWING and isinstance(slope, int | float) and slope >= 0
+
+
+_GROWING = (
+    *("relu", "relu6", "clamp", "hardtanh", "hardsigmoid", "leaky_relu", "elu", "selu"),
+    *("exp", "sigmoid", "tanh", "softplus", "logsigmoid", "erf"),
+)
 
 
 def apply(name: str, given: Mapping[str, Any], values: tuple[Poly, ...], unknown: Function) -> Poly:

@@ -6,6 +6,7 @@ A proof reads them only where names are not enough (`Scope.defined`), since what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import inf, prod
@@ -14,14 +15,14 @@ from typing import TypeAlias
 from ....model.operators.normalization import EPS
 from ....model.operators.operator import algebra_of
 from ..rule import Apply
-from .derive import derived, inverse_size
-from .functions import absolute, exp, inverse, log, root
-from .indices import Index, every
-from .maxima import Candidate, maximum
+from .derive import derived
+from .functions import positivity
+from .indices import Index, every, number_of
+from .maxima import Candidate
 from .scope import Scope, dim_of, whole_number
 from .terms import Place, Poly, constant
 from .types import Mismatch, Stuck, Type, product_of
-from .values import Application, ElementTask, Letters, Symbolic
+from .values import Application, ElementTask, Letters, Symbolic, merged
 from .windows import numbers, seen, window
 
 Meaning: TypeAlias = Callable[[Scope, Apply, Sequence[Symbolic]], list[Symbolic]]
@@ -40,7 +41,7 @@ def _places(scope: Scope, dims: Sequence[Type]) -> Places:
     return [([i for i, _ in choice], tuple(v for _, vs in choice for v in vs)) for choice in product(*options)]
 
 
-def reduced(combine: Callable[[Apply, list[Candidate]], Poly]) -> Meaning:
+def reduced(combine: Callable[[Scope, Apply, list[Candidate]], Poly]) -> Meaning:
     """One number of every row along `dims`."""
 
     def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
@@ -54,25 +55,28 @@ def reduced(combine: Callable[[Apply, list[Candidate]], Poly]) -> Meaning:
 
         def body(tasks: ElementTask) -> Poly:
             places = _places(scope, [value.dims[d] for d in sorted(dims)])
-            return combine(apply, [Candidate(tasks.read(0, {}, index), variables) for index, variables in places])
+            return combine(
+                scope, apply, [Candidate(tasks.read(0, {}, index), variables) for index, variables in places]
+            )
 
         return [application.result(body)]
 
     return meaning
 
 
-def _logsumexp(apply: Apply, row: list[Candidate]) -> Poly:
-    return log(sum((exp(c.value).total(c.variables) for c in row), Poly()))
+def _logsumexp(scope: Scope, apply: Apply, row: list[Candidate]) -> Poly:
+    return scope.function("log", sum((scope.function("exp", c.value).total(c.variables) for c in row), Poly()))
 
 
-def _norm(apply: Apply, row: list[Candidate]) -> Poly:
+def _norm(scope: Scope, apply: Apply, row: list[Candidate]) -> Poly:
     order = apply.get("ord", 2)
     if order == 2:
-        return root(sum(((c.value * c.value).total(c.variables) for c in row), Poly()))
+        return scope.function("sqrt", sum(((c.value * c.value).total(c.variables) for c in row), Poly()))
+    sizes = [replace(c, value=scope.function("abs", c.value)) for c in row]
     if order == 1:
-        return sum((absolute(c.value).total(c.variables) for c in row), Poly())
+        return sum((c.value.total(c.variables) for c in sizes), Poly())
     if order == inf:
-        return maximum([Candidate(absolute(c.value), c.variables) for c in row])
+        return scope.largest(sizes)
     raise Stuck(f"a norm of order {order}")
 
 
@@ -117,7 +121,7 @@ def pooled(largest: bool) -> Meaning:
                 if guard.terms:
                     found.append(Candidate(tasks.read(0, {}, whole), (), guard))
             if largest:
-                return maximum(found)
+                return scope.largest(found)
             return sum((c.value * c.guard for c in found), Poly()).times(Fraction(1, prod(taps)))
 
         return [application.result(body)]
@@ -147,7 +151,7 @@ def normalized(centred: bool) -> Meaning:
             application.dim(type_, (), name)
 
         def body(tasks: ElementTask) -> Poly:
-            share = inverse_size(scope.unifier.resolve(product_of(rows)))
+            share = scope.share(product_of(rows))
             mean, squares = Poly(), Poly()
             for index, variables in _places(scope, rows):
                 x = tasks.read(0, {}, index)
@@ -156,7 +160,7 @@ def normalized(centred: bool) -> Meaning:
             mean = mean * share if centred else Poly()
             variance = squares * share + (mean * mean).times(-1)
             here = tasks.read(0, {}, [tasks.index[name] for (name,) in inner])
-            result = (here + mean.times(-1)) * inverse(root(variance + eps))
+            result = (here + mean.times(-1)) * scope.function("rsqrt", variance + eps)
             result = result * tasks.read(1, {}) if len(values) > 1 else result
             return result + tasks.read(2, {}) if len(values) > 2 else result
 
@@ -187,26 +191,68 @@ def group_norm(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[S
 
     def body(tasks: ElementTask) -> Poly:
         rows = [application.letters["c"].type, *value.dims[2:]]
-        share = inverse_size(unifier.resolve(product_of(rows)))
+        share = scope.share(product_of(rows))
         mean, squares = Poly(), Poly()
         for (channel, *places), variables in _places(scope, rows):
             x = tasks.read(0, {"c": channel}, places)
             mean, squares = mean + x.total(variables), squares + (x * x).total(variables)
         mean = mean * share
         here = tasks.read(0, {}, [tasks.index[name] for name in space])
-        result = (here + mean.times(-1)) * inverse(root(squares * share + (mean * mean).times(-1) + eps))
+        result = (here + mean.times(-1)) * scope.function("rsqrt", squares * share + (mean * mean).times(-1) + eps)
         result = result * tasks.read(1, {}) if len(values) > 1 else result
         return result + tasks.read(2, {}) if len(values) > 2 else result
 
     return [application.result(body)]
 
 
+def triangle(lower: bool) -> Meaning:
+    """x[i, j] where j - i is at most `diagonal` (lower), or at least; 0 elsewhere."""
+
+    def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+        value = _one(values, apply.op)
+        diagonal = whole_number(apply.get("diagonal", 0), "a diagonal")
+        if len(value.dims) < 2:
+            raise Mismatch(f"{apply.op} takes a matrix")
+        if merged(value.digits[-1], scope.unifier) or merged(value.digits[-2], scope.unifier):
+            raise Mismatch(f"{apply.op}: needs a dim whole that is cut")
+
+        def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
+            row, column = (number_of(index, scope.unifier) for index in indices[-2:])
+            if row is None or column is None:
+                raise Stuck(f"{apply.op}: a place along a dim that is cut or joined")
+            gap = (column + row.times(-1)).times(-1 if lower else 1)
+            return value.at(replica, indices) * positivity(gap + constant(1 + (diagonal if lower else -diagonal)))
+
+        return [replace(value, at=at)]
+
+    return meaning
+
+
+def adaptive(name: str) -> Meaning:
+    """Pooling of everything into one place."""
+
+    def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+        size = apply["output_size"]
+        sizes = size if isinstance(size, tuple) else (size,) * (len(_one(values, apply.op).dims) - 2)
+        if any(n != 1 for n in sizes):
+            return derived(scope, apply, values)
+        dims = tuple(range(len(values[0].dims) - len(sizes), len(values[0].dims)))
+        whole = Apply(name, apply.inputs, apply.outputs, (("dims", dims), ("keepdim", True)))
+        return DEFINED.get(name, derived)(scope, whole, values)
+
+    return meaning
+
+
 DEFINED: Mapping[str, Meaning] = {
-    "amax": reduced(lambda apply, row: maximum(row)),
+    "amax": reduced(lambda scope, apply, row: scope.largest(row)),
     "logsumexp": reduced(_logsumexp),
     "norm": reduced(_norm),
     "max_pool": pooled(largest=True),
     "avg_pool": pooled(largest=False),
+    "adaptive_max_pool": adaptive("amax"),
+    "adaptive_avg_pool": adaptive("mean"),
+    "tril": triangle(lower=True),
+    "triu": triangle(lower=False),
     "layer_norm": normalized(centred=True),
     "rms_norm": normalized(centred=False),
 }
