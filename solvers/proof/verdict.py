@@ -33,7 +33,8 @@ class Counterexample:
         at = f"at {sizes}: " if sizes else ""
         if source.shape != target.shape:
             return f"{at}the shapes are {list(source.shape[1:])} and {list(target.shape[1:])}"
-        gaps = np.where(np.isfinite(source), np.nan_to_num(np.abs(source - target), nan=np.inf), 0.0)
+        with np.errstate(invalid="ignore"):
+            gaps = np.where(np.isfinite(source), np.nan_to_num(np.abs(source - target), nan=np.inf), 0.0)
         if not gaps.max(initial=0.0):
             return f"{at}one is cut or replicated, the other not"
         replica, *place = (int(i) for i in np.unravel_index(int(gaps.argmax()), gaps.shape))
