@@ -26,14 +26,15 @@ from partita.solvers.cache.store import FILE
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
+VIRTUAL = "2 pipeline stages of 4 chunks each are 8 virtual stages: the model can be cut into at most 5"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("--stages 3", "3 stages: 2x2 devices can be divided for 2, 4 stages only"),
-        ("--stages 2 --chunks 4", "8 stages: the model can be cut into at most 5"),
-        ("--chunks 4", "8 stages: the model can be cut into at most 5"),
+        ("--stages 2 --chunks 4", VIRTUAL),
+        ("--chunks 4", VIRTUAL),
         ("--stages two", "--stages two: auto, or a whole number from 1 is needed"),
         ("--stages 0", "--stages 0: a whole number from 1 to 1048576 is needed"),
         ("--stages 1 --chunks 2", "--chunks needs a pipeline: add --stages N"),
@@ -275,3 +276,15 @@ def test_any_executor_makes_the_same_plan(tmp_path: Path) -> None:
         plan("dask", executor=client.get_executor())
     for name in ("processes", "threads", "dask"):
         same_plan(tmp_path / "alone", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("5", "5 pipeline stages of 2 chunks each are 10 virtual stages: the model can be cut into at most 5"),
+        ("1", "--chunks 2 needs a pipeline, and one device has none"),
+    ],
+)
+def test_the_least_pipeline_of_a_machine_is_named(devices: str, words: str, partita: Run) -> None:
+    code, _, err = partita("plan", "gpt2", "--small", "--hierarchy", devices, "--batch", "10", "--chunks", "2")
+    assert (code, err) == (2, f"partita: {words}\n")

@@ -54,10 +54,10 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
     """The pipeline's factors on the levels for which the schedule runs and the model can be cut."""
     chunks, schedule, counts = space.chunks, schedule_named(space.schedule), problem.micro_batches
     needed = space.stages is not None or chunks > 1
-    found = [row for row in divisions(problem.machine, space.stages) if math.prod(row) * chunks <= cuts]
+    every = divisions(problem.machine, space.stages)
+    found = [row for row in every if math.prod(row) * chunks <= cuts]
     if not found and needed:
-        count = (space.stages or 2) * chunks
-        raise PartitaError(f"{count} stages: the model can be cut into at most {cuts}")
+        raise PartitaError(_too_many(min(map(math.prod, every), default=1), chunks, cuts))
     found = [row for row in found if any(schedule.runs(math.prod(row), k) for k in counts)]
     if not found and needed:
         least = space.stages or 2
@@ -73,6 +73,16 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
             f"recompute {space.recompute!r} needs another schedule"
         )
     return found
+
+
+def _too_many(stages: int, chunks: int, cuts: int) -> str:
+    """Why the shortest pipeline of a machine, of this many stages, is none of the model."""
+    if stages == 1:
+        return f"--chunks {chunks} needs a pipeline, and one device has none"
+    parts = f"{stages} stages"
+    if chunks > 1:
+        parts = f"{stages} pipeline stages of {chunks} chunks each are {stages * chunks} virtual stages"
+    return f"{parts}: the model can be cut into at most {cuts}"
 
 
 def divisions(machine: Machine, stages: int | None) -> list[Row]:

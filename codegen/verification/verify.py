@@ -50,12 +50,13 @@ def verify(
     """Train a plan's program and the module, and compare; of a folder (or its plan.json) the program.py there is run.
 
     Everything is in float64, from the same random weights, on the same random data: the loss of every step, the
-    gradients of the first step, the weights at the end. An error is max|a - b| / (1 + max|b|) over the elements of a
-    tensor, then the largest over tensors. `ok`: all errors are at most `tolerance`, and nothing is missing; otherwise
-    `failure` gives the reason. `program` is the file that was checked, None for a program emitted only for this.
-    `level`: ranks are threads of this process, or processes that torchrun starts. `module` and `inputs` are needed if
-    the plan neither has its module nor says how to build it. Raises PartitaError for a folder without program, a wrong
-    number of ranks, and a plan too large for this machine's memory.
+    gradients of the first step, the weights at the end, whole and as every rank holds its parts. An error is
+    max|a - b| / (1 + max|b|) over the elements of a tensor, then the largest over tensors. `ok`: all errors are at
+    most `tolerance`, and nothing is missing; otherwise `failure` gives the reason. `program` is the file that was
+    checked, None for a program emitted only for this. `level`: ranks are threads of this process, or processes that
+    torchrun starts. `module` and `inputs` are needed if the plan neither has its module nor says how to build it.
+    Raises PartitaError for a folder without program, a wrong number of ranks, and a plan too large for this machine's
+    memory.
     """
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
         trial = _trial(target, Path(folder), ranks, steps, module, inputs)
@@ -193,13 +194,14 @@ def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600
 def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
     program = load_program(each.path)
     try:
-        first = run_threads(
-            lambda _: worker.train(program, each.state, each.batches, torch.float64), each.ranks, timeout=timeout
-        )[0]
+        ranks = run_threads(
+            lambda _: worker.train(program, each.state, each.batches, each.truth.weights, torch.float64),
+            each.ranks,
+            timeout=timeout,
+        )
     except (RankError, Deadlock) as failure:
         return failure
-    assert first is not None
-    return first
+    return worker.together(ranks[0], [outcome.parts for outcome in ranks])
 
 
 def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exception]:
@@ -207,7 +209,7 @@ def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exc
     with tempfile.TemporaryDirectory(prefix="partita-jobs-") as folder:
         jobs = [Path(folder) / str(number) for number in range(len(trials))]
         for job, each in zip(jobs, trials, strict=True):
-            write_job(job, each.path, each.state, each.batches)
+            write_job(job, each.path, each.state, each.batches, each.truth.weights)
         failure: Exception | None = None
         try:
             torchrun(f"module:{worker.__name__}", trials[0].ranks, [str(job) for job in jobs], timeout=timeout)
@@ -245,11 +247,12 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
         errors = _errors(outcome, each.truth, each.graph)
     except MissingTensorsError as failure:
         return verdict | {"failure": str(failure)}
+    verdict["checked"] = sum(map(len, errors.values()))
+    errors["weight"] |= _part_errors(outcome, each.graph)
     flat = {(kind, name): error for kind, found in errors.items() for name, error in found.items()}
     for kind, found in errors.items():
         largest = max(found.values(), default=0.0)
         verdict[f"{kind}_error"] = largest if math.isfinite(largest) else None
-    verdict["checked"] = len(flat)
     worst = max(flat, key=lambda key: flat[key])
     verdict["ok"] = flat[worst] <= each.tolerance
     if not verdict["ok"]:
@@ -284,6 +287,19 @@ def _errors(outcome: Outcome, truth: Outcome, graph: PCG) -> dict[str, dict[str,
     return errors
 
 
+def _part_errors(outcome: Outcome, graph: PCG) -> dict[str, float]:
+    """The error of the part of every weight on every rank, but of statistics that each rank has of its own samples."""
+    nodes = graph.nodes
+    own = {i for node in nodes if node.op == "local_batch_norm" for i in node.inputs} & updated(graph).keys()
+    names = {name for i in own for name in (nodes[i].name, *nodes[i].originals)}
+    return {
+        f"{name} on rank {rank}": error
+        for rank, parts in enumerate(outcome.parts)
+        for name, error in parts.items()
+        if name not in names
+    }
+
+
 def _error(a: Tensor, b: Tensor) -> float:
     """max|a - b| / (1 + max|b|); infinite where shapes differ or a number is not finite."""
     if a.shape != b.shape:
@@ -313,7 +329,7 @@ def _elements(plan: Plan) -> Fraction:
         )
         held = Fraction(plan.ranks, parts)  # copies on all ranks together
         if node.op == "parameter":
-            count += node.numel * (8 + 5 * held)
+            count += node.numel * (8 + 6 * held)
         else:
             count += node.numel * (2 * plan.micro_batches + 2 * plan.in_flight * held)
     return count

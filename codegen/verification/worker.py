@@ -1,4 +1,4 @@
-"""One rank of a verification: load an emitted program, train it for a few steps, return the outcome on rank 0.
+"""One rank of a verification: load an emitted program, train it for a few steps, compare the parts that it holds.
 
 The same function runs in a thread and, as `torchrun -m partita.codegen.verification.worker JOB...`, in a process of
 its own.
@@ -6,11 +6,13 @@ its own.
 
 import importlib.util
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +26,16 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The loss of every step, the first step's gradients and the weights at the end, whole, under original names."""
+    """The loss of every step, the first step's gradients and the weights at the end, whole, under original names.
+
+    Gradients and weights are on rank 0 alone. `parts[rank]` has the error of every part that a rank holds at the end,
+    by the name of its weight.
+    """
 
     losses: list[float]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
+    parts: list[dict[str, float]] = field(default_factory=list)
 
 
 def load_program(path: Path) -> ModuleType:
@@ -46,9 +53,13 @@ def load_program(path: Path) -> ModuleType:
 
 
 def train(
-    program: ModuleType, state: Path | Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
-) -> Outcome | None:
-    """Run one step per batch on this rank, from the weights `state`; None on all ranks but 0."""
+    program: ModuleType,
+    state: Mapping[str, Tensor],
+    batches: Sequence[Mapping[str, Tensor]],
+    expected: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> Outcome:
+    """Run one step per batch on this rank, from the weights `state`; `expected` are the weights at the end."""
     mesh = program.Mesh()
     model = program.Model(mesh, dtype=dtype)
     program.load(model, state, mesh)
@@ -64,7 +75,41 @@ def train(
         if step == 0:
             gradients = _copied(program.whole_gradients(model, optimizer, mesh))
     weights = _copied(program.whole_weights(model, mesh))
-    return Outcome(losses, gradients, weights) if dist.get_rank() == 0 else None
+    return Outcome(losses, gradients, weights, [_part_errors(program, model, mesh, expected, dtype)])
+
+
+def _part_errors(
+    program: ModuleType, model: Any, mesh: Any, expected: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """The error of every part that this rank holds, by its weight's name, relative to the whole weight.
+
+    The program's own `load` says which part of a weight that is. What it leaves out, such as padding, does not count.
+    """
+    other = program.Model(mesh, dtype=dtype)
+    for _, part in _held(other):
+        part.fill_(math.nan if part.is_floating_point() else 0)
+    program.load(other, expected, mesh)
+    errors: dict[str, float] = {}
+    for (name, ours), (_, theirs) in zip(_held(model), _held(other), strict=True):
+        most = expected[name].double().abs().max() if name in expected and expected[name].numel() else 0.0
+        loaded = ~theirs.isnan()
+        difference = (ours - theirs)[loaded].double().abs()
+        error = float(difference.max() / (1 + most)) if difference.numel() else 0.0
+        errors[name] = max(errors.get(name, 0.0), error if math.isfinite(error) else math.inf)
+    return errors
+
+
+def _held(model: Any) -> list[tuple[str, Tensor]]:
+    """The parts that this rank holds, each with its weight's original name; the newest of several versions."""
+    if not isinstance(model, torch.nn.Module) and not hasattr(model, "versions"):  # of a space-time plan
+        return [(model.boxes[name][0].name if name in model.boxes else name, x) for name, x in model.parts.items()]
+    owner = model.versions[model.newest] if hasattr(model, "versions") else model
+    return [(getattr(part, "original", name), part.detach()) for name, part in owner.named_parameters()]
+
+
+def together(outcome: Outcome, parts: Sequence[list[dict[str, float]]]) -> Outcome:
+    """The outcome of rank 0 with the parts of all ranks."""
+    return replace(outcome, parts=[own for each in parts for own in each])
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,11 +118,20 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_job(
-    folder: Path, program: Path, state: Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]]
+    folder: Path,
+    program: Path,
+    state: Mapping[str, Tensor],
+    batches: Sequence[Mapping[str, Tensor]],
+    expected: Mapping[str, Tensor],
 ) -> None:
     """Make `folder` for `main` to read."""
     folder.mkdir()
-    job = {"program": str(program.resolve()), "state": dict(state), "batches": [dict(batch) for batch in batches]}
+    job = {
+        "program": str(program.resolve()),
+        "state": dict(state),
+        "batches": [dict(batch) for batch in batches],
+        "expected": dict(expected),
+    }
     torch.save(job, folder / JOB)
 
 
@@ -86,7 +140,7 @@ def read_result(folder: Path) -> Outcome | None:
     if not (folder / RESULT).is_file():
         return None
     data = torch.load(folder / RESULT, weights_only=True)
-    return Outcome(data["losses"], data["gradients"], data["weights"])
+    return Outcome(**data)
 
 
 def main(folders: Sequence[Path]) -> None:
@@ -94,10 +148,13 @@ def main(folders: Sequence[Path]) -> None:
     dist.init_process_group("gloo")
     for folder in folders:
         job = torch.load(folder / JOB, mmap=True, weights_only=True)
-        outcome = train(load_program(Path(job["program"])), job["state"], job["batches"], torch.float64)
-        if outcome is not None:
-            result = {"losses": outcome.losses, "gradients": outcome.gradients, "weights": outcome.weights}
-            torch.save(result, folder / "unfinished.pt")
+        program = load_program(Path(job["program"]))
+        outcome = train(program, job["state"], job["batches"], job["expected"], torch.float64)
+        ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, outcome.parts)
+        if dist.get_rank() == 0:
+            result = together(outcome, ranks)
+            torch.save({each.name: getattr(result, each.name) for each in fields(result)}, folder / "unfinished.pt")
             (folder / "unfinished.pt").rename(folder / RESULT)
         dist.barrier()  # a result counts only if all ranks finish the job
     dist.destroy_process_group()

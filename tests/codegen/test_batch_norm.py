@@ -121,6 +121,14 @@ def test_the_pieces_of_ranks_and_micro_batches() -> None:
     same(micro)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed-float16"])
+def test_narrow_dtypes_with_statistics_of_their_own(dtype: str) -> None:
+    """The program widens the weights of its batch norm; verified, they are wide already."""
+    local = planned(dense(), (torch.zeros(14, 4),), (2,), statistics="local", dtype=dtype, fix={"1": "n"})
+    assert "precise(" in local.emit()
+    same(local)
+
+
 def test_wrong_pieces_are_found() -> None:
     """A program of local statistics is no program of those of the batch."""
     module, inputs = dense(), (torch.zeros(14, 4),)

@@ -179,6 +179,12 @@ FAULTS = [
         "{k: v * 1.001 for k, v in model.state_dict().items()}",
         "weight",
     ),
+    (
+        "one rank skips an update",
+        "    optimizer.step()",
+        "    if mesh.rank == 0 or step < 2:\n        optimizer.step()",
+        "on rank 1",
+    ),
     ("a weight is missing", "dict(model.state_dict())", "{}", "no weight of"),
     ("not a number", "return total.item()", 'return float("nan")', "of step 0"),
     ("one rank raises", "    labels = inputs", "    mesh.rank or 1 / 0\n    labels = inputs", "ZeroDivisionError"),

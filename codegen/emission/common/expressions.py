@@ -264,9 +264,10 @@ def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
 
 def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     """In mixed precision weights have the dtype of the statistics, not of the input."""
-    operands = zip(call.node["operands"], names, strict=True)
-    wide = [f"{text}.float()" if call.mixed and name in ("w", "bias") else text for name, text in operands]
-    return registered(call, wide)
+    operands = enumerate(zip(call.node["operands"], names, strict=True))
+    return registered(
+        call, [full_precision(call, text, i) if name in ("w", "bias") else text for i, (name, text) in operands]
+    )
 
 
 # Look-ups: ids are global, so ids outside a rank's part of the table are misses.

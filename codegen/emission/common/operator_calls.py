@@ -111,7 +111,7 @@ def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tup
 
 
 def full_precision(call: OperatorCall, x: str, operand: int = 0) -> str:
-    """Losses are computed in float32 where activations are not."""
+    """An operand in at least float32 where activations are narrower."""
     if not call.mixed or call.sources[operand].dtype not in FLOATS:
         return x
     call.used.helpers.add("precise")
