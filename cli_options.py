@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -67,11 +68,35 @@ def _name(field: Field[Any], option: Option) -> str:
     return long.split("/")[0].removeprefix("--").replace("-", "_")
 
 
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+
+def _number(kind: type[int] | type[float], minimum: int | None) -> Callable[[str], int | float]:
+    """The parser of a number, whose message repeats the text; typer's own does not."""
+    needed = _NUMBERS[kind] + ("" if minimum is None else f" from {minimum}")
+
+    def parse(text: str) -> int | float:
+        with suppress(ValueError):
+            value = kind(text)
+            if minimum is None or value >= minimum:
+                return value
+        raise typer.BadParameter(f"{text!r}: {needed} is needed")
+
+    return parse
+
+
 def _parameter(field: Field[Any], option: Option) -> inspect.Parameter:
     default = field.default if option.default is ... else option.default
     default = None if default is MISSING else default
     name = _name(field, option)
     flags = option.flags or ((f"--{name.replace('_', '-')}",) if option.kind is bool else ())
-    details = typer.Option(*flags, help=option.help, metavar=option.metavar, min=option.minimum)
+    number = option.kind in _NUMBERS
+    details = typer.Option(
+        *flags,
+        help=option.help,
+        metavar=option.metavar or (f"<{option.kind.__name__}>" if number else None),
+        min=option.minimum,
+        parser=_number(option.kind, option.minimum) if number else None,
+    )
     kind = option.kind | None if default is None else option.kind
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, details])

@@ -312,6 +312,20 @@ def test_bad_input(partita: Run, arguments: str) -> None:
     assert (code, out) == (2, "") and err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--chunks", "two", "'two': a whole number is needed"),
+        ("--nodes", "1.5", "'1.5': a whole number is needed"),
+        ("--time-limit", "3s", "'3s': a number is needed"),
+        ("--rewrite-rounds", "0", "'0': a whole number from 1 is needed"),
+    ],
+)
+def test_a_wrong_number_is_repeated(partita: Run, option: str, text: str, words: str) -> None:
+    code, _, err = partita("plan", "gpt2", "--machine", "cpu", option, text)
+    assert code == 2 and f"Invalid value for '{option}': {words}" in err
+
+
 @pytest.mark.parametrize("ok", [True, False])
 def test_verify(partita: Run, play: Callable[..., None], ok: bool) -> None:
     def verify(folder: Path, ranks: int | None, level: str) -> dict[str, Any]:
