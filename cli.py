@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -262,20 +263,26 @@ def reductions(
     algorithm: Annotated[str | None, typer.Option(help="ring, tree or gloo; by default the machine's.")] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of collectives in a program.")] = 5,
     numbering: Annotated[str, typer.Option(help="What numbers a group's members: levels, or axes.")] = "levels",
+    synthesis: Annotated[
+        str, typer.Option(help="What a program's levels are: levels, axes, rows, columns or system.")
+    ] = "levels",
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Count the reduction programs of every placement, and find the fastest."""
-    from .codegen.report.reductions import print_reductions, reductions_summary
+    from .codegen.report.reductions import print_reductions, reductions_summary, synthesis_summary
     from .formulation.reduction.ranking import DEFAULT_BYTES, numbering_of, profile_of, ranking
 
     where = MachineChoice(**chosen(MachineChoice, options)).load()
     sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
     payload = DEFAULT_BYTES if size is None else size
-    numbered_by = numbering_of(numbering)
+    numbered_by, profile = numbering_of(numbering), profile_of(algorithm)
     with words_to_stderr():
-        found = ranking(where, sizes, over, payload, profile_of(algorithm), limit, numbered_by)
-    summary = reductions_summary(where, over, found, numbered_by)
+        found = ranking(where, sizes, over, payload, profile, limit=limit, numbering=numbered_by)
+        summary = reductions_summary(where, over, found, numbered_by)
+        if synthesis != "levels":
+            of = partial(synthesis_summary, size_bytes=payload, profile=profile, limit=limit, numbering=numbered_by)
+            summary = of(where, over, found, synthesis)
     if as_json:
         print_json(summary)
     else:

@@ -101,6 +101,22 @@ def test_members_numbered_by_axes(partita: Run) -> None:
     assert any("digit 1" in step for step in axes[one]["optimal"])
 
 
+@pytest.mark.parametrize(("synthesis", "programs"), [("system", 0), ("columns", 26), ("axes", 47), ("levels", 3)])
+def test_programs_over_the_levels_of_a_synthesis(partita: Run, synthesis: str, programs: int) -> None:
+    options = ["reductions", "--machine", "gcp-v100", "--nodes", "1", "--axes", "2,2,2", "--reduce", "2,0"]
+    found = json.loads(partita(*options, "--synthesis", synthesis, "--json")[1])
+    (row,) = found["matrices"]
+    assert (row["programs"], found["total"]) == (programs, programs)
+    if synthesis == "system":
+        assert row["optimal_s"] is None and row["optimal"] == []
+        assert partita(*options, "--synthesis", synthesis)[0] == 0
+    elif synthesis != "levels":
+        assert row["optimal"] == [
+            f"{words} of axis {axis}"
+            for words, axis in (("reduce-scatter over gpu", 2), ("all-reduce over gpu", 0), ("all-gather over gpu", 2))
+        ]
+
+
 def test_reductions_in_words(partita: Run) -> None:
     code, out, _ = partita("reductions", "--machine", "gcp-a100", "--nodes", "2", "--axes", "32", "--reduce", "0")
     assert code == 0
@@ -157,6 +173,9 @@ def test_words_name_the_levels() -> None:
             "--hierarchy 4x8 --axes 8,4 --reduce 0 --numbering rows",
             "unknown numbering 'rows'; choose from levels, axes",
         ),
+        ("--hierarchy 4x8 --axes 8,4 --reduce 0 --synthesis d", "unknown synthesis 'd'; choose from system, columns"),
+        ("--hierarchy 4x8 --axes 8,4 --reduce 0 --synthesis rows --numbering axes", "is for --synthesis levels"),
+        ("--hierarchy 2x2x2x2x2 --axes 32 --reduce 0 --synthesis columns", "a matrix with more than 4 factors"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --limit 0", "a limit of 0 collectives admits no program"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes=-1", "a reduction of -1 bytes"),
         (f"--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes {10**400}", "a reduction of more than"),

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...formulation.placement.placement import Placement, Row
-from ...formulation.reduction.program import Numbering, Reduction
+from ...formulation.reduction.hierarchies import cheapest, hierarchy_of, synthesis_of
+from ...formulation.reduction.program import Numbering, Reduction, step_text
 from ...formulation.reduction.ranking import Ranked, words
 from ...model.machine.machine import Machine
 
@@ -42,6 +43,33 @@ def reductions_summary(
     }
 
 
+def synthesis_summary(
+    machine: Machine,
+    reduced: Sequence[int],
+    found: Sequence[Ranked],
+    name: str,
+    *,
+    size_bytes: int,
+    profile: str | None,
+    limit: int,
+    numbering: Numbering,
+) -> dict[str, Any]:
+    """`reductions_summary` of the programs over the levels of a synthesis; `optimal_s` is null where none is valid.
+
+    PartitaError: see `hierarchies.synthesis_of` and `hierarchies.cheapest`.
+    """
+    synthesis = synthesis_of(name, numbering)
+    summary = reductions_summary(machine, reduced, found)
+    for row, one in zip(summary["matrices"], found, strict=True):
+        reduction = Reduction(one.placement, tuple(sorted(reduced)))
+        best = cheapest(machine, reduction, synthesis, size_bytes, profile, limit)
+        names = hierarchy_of(reduction, synthesis).names(machine)
+        row["programs"] = best.programs
+        row["optimal_s"] = None if best.ns is None else best.ns / 1e9
+        row["optimal"] = tuple(step_text(step, names) for step in best.program or ())
+    return summary | {"total": sum(row["programs"] for row in summary["matrices"])}
+
+
 def print_placements(summary: Mapping[str, Any]) -> None:
     """A line for each matrix."""
     table = Table("axes as rows, levels as columns", caption=f"{summary['count']:,} placements")
@@ -62,7 +90,7 @@ def print_reductions(summary: Mapping[str, Any], title: str) -> None:
             Text(_matrix(row["matrix"])),
             _count(row["programs"]),
             f"{flat_s:,.6g} s",
-            f"{best_s:,.6g} s",
+            "" if best_s is None else f"{best_s:,.6g} s",
             f"{flat_s / best_s:.2f}x" if best_s else "",
             Text("; ".join(row["optimal"])),
         )

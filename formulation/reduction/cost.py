@@ -134,12 +134,19 @@ def routed(machine: Machine, reduction: Reduction, over: Over, kind: str, profil
 
 @cache
 def listed(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str) -> CollectivePrice:
-    """Price for a share of 1 of groups that are given by their devices alone.
+    """Price for a share of 1 of a reduction whose members are numbered by axes."""
+    return price_of_groups(machine, _members(reduction, over), kind, profile)
+
+
+def price_of_groups(
+    machine: Machine, groups: NDArray[np.int64], kind: str, profile: str | None = None
+) -> CollectivePrice:
+    """Price, launch included, of a collective in groups [groups, members] that are given by their devices alone.
 
     NCCL orders a ring by the machine, not by the list of devices, so it passes every unit once. It starts at the
     group's first device, which is the lowest. PartitaError: units of one level have unequal parts of a group.
     """
-    groups = np.sort(_members(reduction, over), axis=1)
+    groups = np.sort(groups, axis=1)
     row: list[int] = []
     for level in range(len(machine.levels)):
         units = groups // machine.devices_below(level)
@@ -147,12 +154,13 @@ def listed(machine: Machine, reduction: Reduction, over: Over, kind: str, profil
         parts = units.reshape(len(groups), count, -1) if groups.shape[1] % count == 0 else units[:, None]
         if (parts != parts[:, :, :1]).any():
             raise PartitaError(
-                f"members by axes {reduction.axes} of {reduction.placement.matrix}: the units of {machine.name} have "
-                "unequal parts of the groups of a step, which has no price; number the members by levels"
+                f"units of {machine.name} have unequal parts of the groups of a step, such as of devices "
+                f"{', '.join(map(str, groups[0]))}, which has no price; number members by levels"
             )
         row.append(count // math.prod(row))
     spread = [level for level, size in enumerate(row) if size > 1]
-    return _price(machine, tuple(row), spread, PATTERNS[profile][kind], partial(busiest_of_groups, machine, groups))
+    pattern = PATTERNS[profile or machine.collectives][kind]
+    return _price(machine, tuple(row), spread, pattern, partial(busiest_of_groups, machine, groups))
 
 
 def _members(reduction: Reduction, over: Over) -> NDArray[np.int64]:

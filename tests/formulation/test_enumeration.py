@@ -1,20 +1,19 @@
-"""Enumerated reduction programs: the paper's groups and totals, Theorem 3.2, and every program run on integers."""
+"""Enumerated reduction programs: the paper's groups and totals, and every program run on integers."""
 
 import json
 import math
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partita.formulation.placement.placement import Placement, of_rows, placements
-from partita.formulation.reduction.enumeration import Form, Instruction, Move, instructions, programs, search
+from partita.formulation.placement.placement import of_rows, placements
+from partita.formulation.reduction.enumeration import Form, Instruction, instructions, programs
 from partita.formulation.reduction.program import Collective, Groups, Reduction, ReductionProgram, Step, groups
-from partita.formulation.reduction.rules import initial
 from partita.formulation.reduction.semantics import repaired, validate
 from partita.model.errors import PartitaError
 
@@ -155,96 +154,6 @@ def test_by_brute_force() -> None:
                 continue
             valid.append(program)
     assert tuple(valid) == programs(2, 3)
-
-
-# Theorem 3.2: hierarchies (a) of the system, (b) of the factors by columns, (c) by rows, (d) of the reduction axis
-
-
-def moves(ids: NDArray[np.int64], forms: Sequence[Form] = tuple(Form)) -> list[Move]:
-    """What the instructions over the dims of `ids` say to the devices: collectives with groups of two or more."""
-    flat = ids.ravel()
-    found: dict[tuple[Collective, frozenset[tuple[int, ...]]], Move] = {}
-    for instruction in instructions(ids.ndim):
-        step = instruction.step(ids.ndim)
-        lists = [tuple(flat[list(group)].tolist()) for group in groups(step, ids.shape)]
-        step_groups = tuple(sorted(group for group in lists if len(group) > 1))
-        if step_groups and instruction.form in forms:
-            found.setdefault((step.collective, frozenset(step_groups)), (step.collective, step_groups))
-    return list(found.values())
-
-
-def hierarchies(
-    placement: Placement, axis: int, rows: Sequence[int], forms: Sequence[Form] = tuple(Form)
-) -> list[list[Move]]:
-    """The moves of the hierarchies (a) to (d); `rows` is the order in which (c) takes the axes."""
-    axes, levels = len(placement.sizes), len(placement.hierarchy)
-    ids = np.arange(placement.devices)
-    by_columns = ids.reshape([row[level] for level in range(levels) for row in placement.matrix])
-    by_rows = by_columns.transpose([level * axes + a for a in rows for level in range(levels)])
-    reduction = Reduction(placement, (axis,))
-    own = [
-        (collective, tuple(sorted(step_groups)))
-        for instruction in instructions(len(reduction.sizes))
-        if instruction.form in forms
-        for collective, step_groups in lowered((instruction.step(len(reduction.sizes)),), reduction)
-    ]
-    return [moves(ids.reshape(placement.hierarchy), forms), moves(by_columns, forms), moves(by_rows, forms), own]
-
-
-def valid(found: list[Move], placement: Placement, axis: int, limit: int) -> set[tuple[Move, ...]]:
-    """The programs of these moves that reduce every group of the reduction, on explicit devices."""
-    k = placement.devices
-    end = np.zeros((k, k, k), dtype=np.bool_)
-    for members in Reduction(placement, (axis,)).members():
-        end[np.ix_(members, range(k), members)] = True
-    return {tuple(found[i] for i in program) for program in search(found, initial(k), end, limit)}
-
-
-SYSTEMS = [
-    *((p, axis) for p in placements((2, 2), mesh=(2, 2)) for axis in (0, 1)),
-    *((p, 0) for p in placements((2, 2), mesh=(4,))),
-    *((p, axis) for p in placements((2, 3), mesh=(2, 3)) for axis in (0, 1)),
-    *((p, axis) for p in placements((2, 4), mesh=(2, 4)) for axis in (0, 1)),
-    *((p, axis) for p in placements((2, 2, 2), mesh=(4, 2)) for axis in (0, 1)),
-]
-each_system = pytest.mark.parametrize(("placement", "axis"), SYSTEMS, ids=lambda x: str(getattr(x, "matrix", x)))
-
-
-@each_system
-def test_theorem_3_2(placement: Placement, axis: int) -> None:
-    """With the reduction axis as the last row, as in the paper's example."""
-    rows = [*(a for a in range(len(placement.sizes)) if a != axis), axis]
-    a, b, c, d = (valid(found, placement, axis, limit=4) for found in hierarchies(placement, axis, rows))
-    assert a <= b <= c <= d
-    # What is found on the small model is what is valid on the devices.
-    assert len(d) == len(programs(len(Reduction(placement, (axis,)).sizes), 4))
-
-
-@each_system
-def test_theorem_3_2_without_master_in_any_order_of_rows(placement: Placement, axis: int) -> None:
-    forms = (Form.INSIDE_GROUP, Form.PARALLEL)
-    for rows in permutations(range(len(placement.sizes))):
-        a, b, c, d = (valid(found, placement, axis, limit=3) for found in hierarchies(placement, axis, rows, forms))
-        assert a <= b <= c <= d
-
-
-def test_master_in_a_row_that_is_not_the_last_is_no_part_of_theorem_3_2() -> None:
-    """Master takes offset 0 of all that is below; by rows that also holds for the axes behind the reduction axis."""
-    placement = of_rows([(1, 2, 2), (2, 1, 1)])
-    program = (
-        (R, ((0, 1), (2, 3), (4, 5), (6, 7))),
-        (AR, ((0, 2), (4, 6))),
-        (B, ((0, 1), (2, 3), (4, 5), (6, 7))),
-    )
-    a, b, c, d = (valid(found, placement, 0, limit=3) for found in hierarchies(placement, 0, rows=(0, 1)))
-    assert program in a & b & d
-    assert program not in c
-
-
-def test_a_finer_hierarchy_says_more() -> None:
-    placement = of_rows([(1, 2), (2, 2)])
-    found = hierarchies(placement, 1, rows=(0, 1))
-    assert [len(valid(its_moves, placement, 1, limit=3)) for its_moves in found] == [0, 12, 25, 25]
 
 
 # Executed on integers: plain contiguous collectives on flat buffers
