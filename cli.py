@@ -16,7 +16,7 @@ import typer
 
 from . import __version__
 from .cli_options import INTERRUPTED, Json, chosen, output_option, parse_path, with_options
-from .cli_plan import plan
+from .cli_plan import PlanCommand, plan
 from .codegen.planner.check_request import CheckRequest
 from .codegen.report.terminal import leave, print_either, print_json, print_result, progress_shown, words_to_stderr
 from .model.errors import PartitaError
@@ -82,7 +82,7 @@ Folder = Annotated[
     Path, typer.Argument(parser=parse_path, metavar="DIR", help="The folder that `partita plan -o` wrote.")
 ]
 
-app.command()(plan)
+app.command(cls=PlanCommand)(plan)
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
 from .codegen.report.terminal import print_either, print_json, progress_shown, words_to_stderr
 from .formulation.rewriting.saturation_limits import SaturationLimits
 from .formulation.search_space import SearchSpace
-from .model.errors import NoPlanError
+from .model.errors import NoPlanError, PartitaError
 from .model.machine.machine_choice import MachineChoice
 from .model.options import option
 from .model.training import Training
@@ -41,14 +42,34 @@ class Files:
     )
 
 
+ALONE = "planner"  # what --rewrite means if nothing follows it
+
+
+class PlanCommand(TyperCommand):
+    """A command whose option --rewrite may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the value after --rewrite where there is none."""
+        following = [*args[1:], ""]
+        pairs = zip(args, following, strict=True)
+        given = [f"--rewrite={ALONE}" if word == "--rewrite" and after != "all" else word for word, after in pairs]
+        return list(super().parse_args(ctx, given))
+
+
 @with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget, Files)
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
     *,
     rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Choose among all rewritings of the graph as well (see `partita rules`).")
-    ] = False,
+        str,
+        typer.Option(
+            "--rewrite",
+            metavar="[all]",
+            help="Choose among all rewritings of the graph as well (see `partita rules`); all: by generated rules too.",
+            show_default=False,
+        ),
+    ] = "",
     rules: Annotated[
         Path | None,
         typer.Option(
@@ -61,13 +82,18 @@ def plan(
     **options: Any,
 ) -> None:
     """Find the fastest plan of a model on a machine, and bound its distance from the optimum."""
-    from .formulation.rewriting.rules import rules_for
+    from .formulation.rewriting.rules import ALL, rules_for
     from .model.files import check_writable
     from .solvers.cache.store import store_in
 
+    if rewrite not in ("", ALONE, ALL):
+        raise PartitaError(f"--rewrite {rewrite}: nothing or {ALL} is needed")
+    if rules is not None and rewrite == ALL:
+        raise PartitaError(f"--rewrite {ALL} and --rules both name rules; give one of them")
+    rewritten = ALL if rewrite == ALL else bool(rewrite)
     machine = MachineChoice(**chosen(MachineChoice, options))
     saturation = SaturationLimits(**chosen(SaturationLimits, options))
-    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewrite), saturation=saturation)
+    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewritten), saturation=saturation)
     files = Files(**chosen(Files, options))
     budget = Budget(**chosen(Budget, options), store=store_in("none" if files.no_cache else files.cache))
     output = files.output
@@ -97,6 +123,9 @@ def plan(
     except KeyboardInterrupt:
         print(f"partita: {INTERRUPTED_EARLY}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    skipped = summary["space"].get("rewritings", {}).get("rules", {}).get("words")
+    if skipped:
+        print(f"partita: {skipped}", file=sys.stderr)
     print_either(summary, found, as_json)
     if "interrupt" in summary["space"]["limits_hit"]:
         raise typer.Exit(INTERRUPTED)

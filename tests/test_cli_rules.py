@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from partita.formulation.rewriting.rules import planner_rules
+from partita.formulation.substitution.rule_file import basis
+from partita.formulation.substitution.text import write_rule
+
 Run = Callable[..., tuple[int, str, str]]
 
 RIGHT = """right:
@@ -131,6 +135,39 @@ def test_only_proved_rules_rewrite(partita: Run, rules: Callable[..., str]) -> N
     assert (code, out) == (2, "") and "apart" in err and "not proved" in err
     code, _, err = partita(*options, rules(RIGHT))
     assert code == 2 and "layouts" in err  # parallel operators are no rewritings
+
+
+def test_generated_rules_rewrite_too(partita: Run) -> None:
+    """The plan is at least as good as by the hand-written rules; the report has a search for each."""
+    options = ["plan", "dlrm", "--small", "--hierarchy", "2", "--json"]
+    code, out, _ = partita(*options, "--rewrite", "all")
+    found = json.loads(out)
+    assert code == 0 and found["status"] == "optimal"
+    first, second = found["space"]["ways"]
+    assert found["objective_ns"] <= first["objective_ns"]
+    assert (first["rules"], second["rules"] - len(basis())) == (len(planner_rules()), len(planner_rules()))
+    rewritings = second["rewritings"]
+    assert any(name not in first["rewritings"]["applied"] for name in rewritings["applied"])
+    assert rewritings["rules"]["given"] == second["rules"] and not rewritings["unproved"]
+    assert {each["why"] for each in rewritings["rules"]["skipped"]} >= {"layouts decide on parallel operators"}
+
+
+def test_rules_that_cannot_rewrite_are_skipped_and_told(partita: Run, rules: Callable[..., str]) -> None:
+    fuse = next(rule for rule in planner_rules() if rule.name == "fuse linear bias relu")
+    code, out, err = partita(
+        "plan", "mlp", "--small", "--hierarchy", "2", "--rules", rules(RIGHT, APART, write_rule(fuse)), "--json"
+    )
+    found = json.loads(out)
+    assert code == 0 and {change["rule"] for change in found["rewritten"]} == {fuse.name}
+    skipped = found["space"]["rewritings"]["rules"]["skipped"]
+    assert [(each["rules"], each["examples"]) for each in skipped] == [(1, ["right"]), (1, ["apart"])]
+    assert "2 of 3 rules cannot rewrite (1: layouts decide on parallel operators, such as 'right'; 1: it is" in err
+
+
+@pytest.mark.parametrize("words", ["--rewrite=some", "--rewrite all --rules rules.txt"])
+def test_what_rewrite_takes(partita: Run, words: str) -> None:
+    code, _, err = partita("plan", "mlp", "--small", "--hierarchy", "2", *words.split())
+    assert code == 2 and "--rewrite" in err
 
 
 def test_a_plan_shown_as_pcg(partita: Run, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def optimize(
     fix: Mapping[str, str] | None = None,
     allow_unknown: bool = False,
     statistics: str = "batch",
-    rewrite: bool | Sequence[Rule] = False,
+    rewrite: bool | str | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,
     cache: Store | Path | str | None = None,
     stages: int | str = "auto",
@@ -113,9 +113,10 @@ def optimize(
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
     of a step (default: the example's). The other keywords are the fields of `Training`, `SearchSpace` and `Budget`, as
     the command line takes them: `dtype` and `schedule` may name several, of which the fastest is chosen; `stages` is a
-    number or "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules, or by those given
-    if they are proved. `cache`: the folder where solved networks are kept, "none", or None for the usual one
-    (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that takes words and `Progress`.
+    number or "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules (True), by
+    these and the generated ones ("all"), or by those given if they are proved. `cache`: the folder where solved
+    networks are kept, "none", or None for the usual one (`PARTITA_CACHE`). `progress`: True prints to standard error,
+    or a function that takes words and `Progress`.
     Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
     ended the search before any plan was found.
     """

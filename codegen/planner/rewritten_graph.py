@@ -41,10 +41,18 @@ def _chosen(found: Encoding, assignment: Sequence[int]) -> Mapping[int, int]:
 
 
 def changes(found: Encoding, assignment: Sequence[int]) -> list[dict[str, str]]:
-    """The tensors whose operator differs from the captured graph: name, operator, the operator before."""
+    """The tensors whose operator differs from the captured graph: name, operator, the operator before.
+
+    `by` names the alternative in the graph with all of them.
+    """
     nodes = found.pcg.nodes
     return [
-        {"name": nodes[node].name, "operator": nodes[alternative].op, "was": nodes[node].op}
+        {
+            "name": nodes[node].name,
+            "operator": nodes[alternative].op,
+            "was": nodes[node].op,
+            "by": nodes[alternative].name,
+        }
         for node, alternative in _chosen(found, assignment).items()
         if alternative != node
     ]

@@ -1,13 +1,14 @@
-"""The best plan among several dtypes and schedules: one search each, the best so far as the cutoff of the next.
+"""The best plan among several dtypes, schedules and sets of rules: one search each, with the best so far as its cutoff.
 
 The user names the dtypes that train a model well enough; prices decide which is the fastest.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from ...formulation.rewriting.rules import rule_sets
 from ...formulation.search_space import SearchSpace
 from ...model.errors import NoPlanError, PartitaError
 from ...model.training import Training
@@ -18,14 +19,16 @@ from ..plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A training in one dtype, and a search space with one pipeline schedule, of the `schedules` that are compared."""
+    """A training in one dtype, and a search space with one schedule and one set of rules of those that are compared."""
 
     training: Training
     space: SearchSpace
     schedules: tuple[tuple[str, int], ...] = ()
+    several_rule_sets: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks}
+        rules = {"rules": len(self.space.rules)} if self.several_rule_sets else {}
+        return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks, **rules}
 
 
 PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
@@ -33,8 +36,14 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 
 
 def variants(training: Training, space: SearchSpace) -> list[Variant]:
-    """Every dtype of the training with every schedule of the space."""
-    return [Variant(one, other, space.schedules) for one in training.each_dtype() for other in space.each_schedule()]
+    """Every dtype of the training with every schedule of the space, and these with every set of its rules."""
+    sets = rule_sets(space.rules)
+    return [
+        Variant(one, replace(other, rules=rules), space.schedules, len(sets) > 1)
+        for one in training.each_dtype()
+        for other in space.each_schedule()
+        for rules in sets
+    ]
 
 
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
@@ -61,6 +70,7 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
             limits = searched["limits_hit"]
             outside |= dict.fromkeys(searched["outside"])
             outcomes.append(_outcome(variant, _status(bound, cutoff, gap), bound) | {"limits_hit": limits})
+            outcomes[-1] |= _rewritings(variant, error.summary["space"])
         except PartitaError as error:  # fits nowhere
             failures.append(error)
             outcomes.append(_outcome(variant, "infeasible") | {"words": str(error), "limits_hit": []})
@@ -69,6 +79,7 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
             outside |= dict.fromkeys(made.report["space"]["outside"])
             known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
             outcomes.append(_outcome(variant, **known) | {"limits_hit": limits})
+            outcomes[-1] |= _rewritings(variant, made.report["space"])
         if "interrupt" in outcomes[-1]["limits_hit"]:
             break
     if best is None:
@@ -91,6 +102,11 @@ def _outcome(
     return {**variant.to_json(), "status": status, "objective_ns": objective_ns, "bound_ns": bound_ns}
 
 
+def _rewritings(variant: Variant, space: Mapping[str, Any]) -> dict[str, Any]:
+    """What saturation did, if that differs between variants."""
+    return {"rewritings": space["rewritings"]} if variant.several_rule_sets and "rewritings" in space else {}
+
+
 def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     """Put into the best plan's report what is proved of all `count` variants."""
     report, objective = best.report, best.report["objective_ns"]
@@ -98,6 +114,7 @@ def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     bounds = [0] * missing + [found["bound_ns"] for found in outcomes if found["status"] != "infeasible"]
     bound = min(0 if found is None else found for found in (objective, *bounds))
     limits = {limit for found in outcomes if found["status"] != "worse" for limit in found["limits_hit"]}
+    limits |= {limit for found in outcomes for limit in found["limits_hit"] if limit.startswith("rewriting: ")}
     limits -= {"gap", "bound", "refused", "time"} if bound == objective else set()
     report |= {
         "bound_ns": bound,

@@ -39,11 +39,16 @@ def with_wide_meshes(
         if left <= 0:
             break
         wide = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
-        other = search_placements(wide, backend, replace(limits, seconds=left, cutoff=found.objective))
+        other = search_placements(wide, backend, replace(limits, seconds=left, cutoff=_cutoff(found, limits)))
         if other.objective is not None:
             changed = rewritten
         found = _merged(found, other, limits)
     return found, changed
+
+
+def _cutoff(found: SearchResult, limits: Limits) -> int | None:
+    """The step to beat: that of the best plan so far, also of another search."""
+    return limits.cutoff if found.objective is None else found.objective
 
 
 def alone(machine: Machine) -> Machine:

@@ -5,7 +5,6 @@ rule treats them alike (`leading`): a proof for one dim holds for all of them fl
 then counted from the end.
 """
 
-import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,13 @@ from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.operators.operator import operators, rewriting_of
-from ..substitution.rule import PARALLEL, Apply, Rule, Tensor
+from ..substitution.rule import PARALLEL, REPLICA, Apply, Rule, Tensor
+from ..substitution.sizes import Size
 from ..substitution.text import condition_parts
+from .solve_sizes import expression, solved_sizes
 
+MADE_BY = "made_by_"
+COUNTED = " (counted)"
 NUMBERS = {"dim", "start", "step", "stop", "number", "of", "groups"}
 
 
@@ -28,6 +31,12 @@ def term_attributes(op: str) -> tuple[str, ...] | None:
 def constructor(op: str, inputs: int) -> str:
     """The egglog constructor of an operator with this many inputs."""
     return f"{op}_{inputs}"
+
+
+def made_by(op: str, inputs: int) -> str:
+    """The declaration of the table that says which rule was the first to make a term."""
+    sorts = declaration(op, inputs).partition(" (")[2].rpartition(")")[0].rpartition(")")[0]
+    return f"(function {MADE_BY}{constructor(op, inputs)} ({sorts}) i64 :merge (min old new))"
 
 
 def declaration(op: str, inputs: int) -> str:
@@ -57,40 +66,101 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+class UnmatchableError(PartitaError):
+    """A rule that no e-graph can be matched against; `why` is the reason without the rule's name."""
+
+    def __init__(self, rule: Rule, why: str, detail: str = "") -> None:
+        super().__init__(f"rule {rule.name!r}: {why}{detail}")
+        self.why = why
+
+
 @dataclass
 class Pattern:
-    """One rule as egglog text. Raises PartitaError for an operator that cannot be rewritten, or a parallel one."""
+    """One rule as egglog text.
+
+    Raises UnmatchableError for a parallel operator, one that cannot be rewritten, and for sizes that do not follow from
+    the tensors of the source.
+    """
 
     rule: Rule
+    note: str = ""  # makes the name of the egglog rule unique
     facts: list[str] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
     has_shift: bool = False  # the facts define `shift`, the number of extra leading dims
     computed: dict[str, str] = field(default_factory=dict)
+    equations: list[tuple[Size, str]] = field(default_factory=list)  # sizes, and the egglog terms they equal
+
+    @property
+    def name(self) -> str:
+        """The name of the egglog rule."""
+        return f"{self.rule.name}{self.note}"
 
     @property
     def used(self) -> Iterator[tuple[str, int]]:
         """The constructors that the rule needs: (operator, number of inputs)."""
         return ((apply.op, len(apply.inputs)) for apply in self._lowered(self.rule.applies))
 
-    def text(self) -> str:
-        """The egglog rule."""
+    def text(self, ruleset: str = "rewrite", number: int = 0, acts: bool = True) -> str:
+        """The egglog rule, whose terms know its number; without `acts` it only counts matches."""
+        self.facts, self.actions, self.computed, self.equations, self.has_shift = [], [], {}, [], False
         source, target = map(self._lowered, self.rule.sides)
+        known = self._known_values(source, target)
         free = leading(self.rule, (*source, *target))
         for apply in source:
             self.facts.append(f"(= v_{apply.outputs[0]} {self._call(apply, free, matching=True)})")
         for tensor in self.rule.inputs:
-            self._declare(tensor, tensor.name in free)
+            if tensor.name in known:
+                self._declare(tensor, tensor.name in free)
+        self._solve(target)
         self.facts += [f"(= {name} {text})" for text, name in self.computed.items()]
         self.facts += list(self._ordered(source))
         self.facts += [_condition(text) for text in self.rule.where]
         for apply in target:
-            self.actions.append(f"(let t_{apply.outputs[0]} {self._call(apply, free, matching=False)})")
+            call = self._call(apply, free, matching=False)
+            self.actions.append(f"(let t_{apply.outputs[0]} {call})")
+            self.actions.append(f"(set ({MADE_BY}{call[1:]} {number})")
         made = {apply.outputs[0] for apply in target}
         for one, other in self.rule.outputs:
             name = f"t_{other}" if other in made else f"v_{other}"
             self.actions.append(f"(union v_{one} {name})")
-        sides = f"({' '.join(self.facts)}) ({' '.join(self.actions)})"
-        return f"(rule {sides} :ruleset rewrite :name {json.dumps(self.rule.name)})"
+        sides = f"({' '.join(self.facts)}) ({' '.join(self.actions if acts else ())})"
+        name = self.name if acts else f"{self.name}{COUNTED}"
+        return f"(rule {sides} :ruleset {ruleset} :name {json.dumps(name)})"
+
+    def _known_values(self, source: Sequence[Apply], target: Sequence[Apply]) -> set[str]:
+        """The values that a match of the source binds."""
+        known = {name for apply in source for name in (*apply.inputs, *apply.outputs)}
+        if not source:
+            raise UnmatchableError(self.rule, "its source is a tensor without an operator")
+        made = {name for apply in target for name in apply.outputs}
+        needed = {*(name for apply in target for name in apply.inputs), *(name for _, name in self.rule.outputs)}
+        lacking = sorted((needed - made - known) | ({name for name, _ in self.rule.outputs} - known))
+        if lacking:
+            raise UnmatchableError(self.rule, "a tensor does not occur in its source", f": {', '.join(lacking)}")
+        words = [{value for a in side for value in _words_of(a)} for side in (source, target)]
+        if not words[1] <= words[0]:
+            lacking = sorted(words[1] - words[0])
+            raise UnmatchableError(self.rule, "an attribute does not occur in its source", f": {', '.join(lacking)}")
+        return known
+
+    def _solve(self, target: Sequence[Apply]) -> None:
+        """Add facts that define all symbols of sizes, and check what is known of them twice."""
+        facts, unknown = solved_sizes(self.equations)
+        self.facts += facts
+        read = set[str]()
+        for size, _ in self.equations:
+            read |= size.symbols
+        needed = set(unknown)
+        for text in (*(str(size) for apply in target for size in _sizes_of(apply)), *self._condition_sizes()):
+            needed |= Size.of(text).symbols - read
+        if needed:
+            names = ", ".join(sorted(needed))
+            raise UnmatchableError(self.rule, "a size does not follow from the tensors of its source", f": {names}")
+
+    def _condition_sizes(self) -> Iterator[str]:
+        for text in self.rule.where:
+            left, _, right = condition_parts(text)
+            yield from (str(left), str(right))
 
     def _lowered(self, side: Sequence[Apply]) -> tuple[Apply, ...]:
         """Splits become the parts or slices that graphs have."""
@@ -105,6 +175,7 @@ class Pattern:
             self.facts.append(f"(= r_{tensor.name} (rank {name}))")
             first = "" if self.has_shift else " (>= shift 0)"
             self.facts.append(f"(= shift (- r_{tensor.name} {len(tensor.dims)})){first}")
+            self.facts.append(f"(= sizes (lead {name} {len(tensor.dims) - 1}))")  # no broadcasting
             self.has_shift = True
         else:
             self.facts.append(f"(= {len(tensor.dims)} (rank {name}))")
@@ -112,7 +183,7 @@ class Pattern:
             if free and dim == 0:
                 continue  # any number of dims
             where = f"(+ {dim} shift)" if free else str(dim)
-            self.facts.append(f"(= {_size(text)} (size {name} {where}))")
+            self.equations.append((Size.of(text), f"(size {name} {where})"))
 
     def _call(self, apply: Apply, free: set[str], matching: bool) -> str:
         made = {a.outputs[0] for a in self._lowered(self.rule.target)} if not matching else set()
@@ -128,11 +199,18 @@ class Pattern:
         for name, default in rewriting.attributes.items():
             value = given.get(name, default)
             if value is None:
-                raise PartitaError(f"rule {self.rule.name!r}: {apply.op} needs the attribute {name}")
+                raise UnmatchableError(self.rule, f"{apply.op} needs the attribute {name}")
             if name in NUMBERS:
-                text = f"(+ {_size(value)} shift)" if name == "dim" and shifted else _size(value)
+                shifts = name == "dim" and shifted
+                text = f"(+ {_size(value)} shift)" if shifts else _size(value)
                 # egglog panics on arithmetic inside a matched term: state it as a separate fact.
-                yield self.computed.setdefault(text, f"c_{len(self.computed)}") if matching and " " in text else text
+                if not matching or (isinstance(value, int) and not shifts):
+                    yield text
+                elif shifts:
+                    yield self.computed.setdefault(text, f"c_{len(self.computed)}") if " " in text else text
+                else:
+                    yield f"n_{len(self.equations)}"
+                    self.equations.append((Size.of(value), f"n_{len(self.equations)}"))
             elif isinstance(value, str) and value.isidentifier() and value not in WORDS:
                 yield f"a_{value}"
             elif isinstance(value, tuple) and any(isinstance(size, str) for size in value):
@@ -158,6 +236,22 @@ class Pattern:
 WORDS = ("none", "same", "tanh", "constant")
 
 
+def _words_of(apply: Apply) -> Iterator[str]:
+    """The attributes of an application that a match binds."""
+    for name, value in apply.attributes:
+        if name not in NUMBERS and isinstance(value, str) and value.isidentifier() and value not in WORDS:
+            yield value
+
+
+def _sizes_of(apply: Apply) -> Iterator[Any]:
+    """The sizes in the attributes of an application."""
+    for name, value in apply.attributes:
+        if isinstance(value, tuple):
+            yield from (size for size in value if isinstance(size, str))
+        elif name in NUMBERS and isinstance(value, str):
+            yield value
+
+
 def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
     """The tensors whose first dim may stand for several; none if an operator distinguishes leading dims."""
     first = rule.inputs[0].dims[:1] if rule.inputs else ()
@@ -181,25 +275,24 @@ def leading(rule: Rule, applies: Sequence[Apply]) -> set[str]:
 
 
 def _lower(rule: Rule, apply: Apply) -> Iterator[Apply]:
-    if apply.op in PARALLEL:
-        raise PartitaError(
-            f"rule {rule.name!r}: {apply.op} is decided by layouts; rewriting takes rules without parallel operators"
-        )
+    if apply.op in PARALLEL or apply.get("dim") == REPLICA:
+        raise UnmatchableError(rule, "layouts decide on parallel operators", f", such as {apply.op}")
     if apply.op != "split":
         if term_attributes(apply.op) is None:
             known = ", ".join(entry.name for entry in operators() if entry.rewriting is not None)
-            raise PartitaError(f"rule {rule.name!r}: rewriting does not support {apply.op}, only {known}")
+            raise UnmatchableError(rule, f"rewriting does not support {apply.op}", f", only {known}")
         yield apply
         return
-    sizes, dim, start = apply["sizes"], apply["dim"], "0"
-    assert isinstance(sizes, tuple)
-    for number, (size, name) in enumerate(zip(sizes, apply.outputs, strict=True)):
-        if len({*sizes}) == 1:
-            yield Apply("part", apply.inputs, (name,), (("dim", dim), ("number", number), ("of", len(sizes))))
-        else:
-            stop = f"{start}+{size}"
-            yield Apply("slice", apply.inputs, (name,), (("dim", dim), ("start", start), ("stop", stop), ("step", 1)))
-            start = stop
+    sizes, dim, start = apply.get("sizes"), apply["dim"], "0"
+    count = len(apply.outputs)
+    if not isinstance(sizes, tuple) or len({*sizes}) == 1:
+        for number, name in enumerate(apply.outputs):
+            yield Apply("part", apply.inputs, (name,), (("dim", dim), ("number", number), ("of", count)))
+        return
+    for size, name in zip(sizes, apply.outputs, strict=True):
+        stop = f"{start}+{size}"
+        yield Apply("slice", apply.inputs, (name,), (("dim", dim), ("start", start), ("stop", stop), ("step", 1)))
+        start = stop
 
 
 def _shape(sizes: Sequence[Any]) -> str:
@@ -213,22 +306,7 @@ def _shape(sizes: Sequence[Any]) -> str:
 
 def _size(value: Any) -> str:
     """A size expression as egglog arithmetic."""
-    return _arithmetic(ast.parse(str(value), mode="eval").body)
-
-
-_OPERATORS: Mapping[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-
-
-def _arithmetic(tree: ast.expr) -> str:
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
-        return str(tree.value)
-    if isinstance(tree, ast.Name):
-        return f"s_{tree.id}"
-    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
-        return f"({_OPERATORS[type(tree.op)]} {_arithmetic(tree.left)} {_arithmetic(tree.right)})"
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
-        return f"(- 0 {_arithmetic(tree.operand)})"
-    raise PartitaError(f"{ast.unparse(tree)!r} is not a size")
+    return expression(Size.of(value))
 
 
 def _condition(text: str) -> str:

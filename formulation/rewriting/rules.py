@@ -9,9 +9,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
 from ..substitution.rule import Apply, Rule, Value
-from ..substitution.rule_file import load_rules
+from ..substitution.rule_file import basis, load_rules
 from ..substitution.text import parse_rules
 from .pattern import NUMBERS, WORDS, term_attributes
 
@@ -30,11 +31,32 @@ def planner_rules() -> tuple[Rule, ...]:
     return tuple(parse_rules(PLANNER.read_text(encoding="utf-8")))
 
 
-def rules_for(rewrite: bool | Path | Sequence[Rule]) -> tuple[Rule, ...]:
-    """The planner's rules if `rewrite` is true, those of a file, or those given. PartitaError: a malformed file."""
+ALL = "all"
+"""The planner's rules and the generated ones."""
+
+
+def rules_for(rewrite: bool | str | Path | Sequence[Rule]) -> tuple[Rule, ...]:
+    """The planner's rules (True), with the generated ones ("all"), those of a file, or those given.
+
+    PartitaError: a malformed file, another word.
+    """
     if isinstance(rewrite, bool):
         return planner_rules() if rewrite else ()
+    if isinstance(rewrite, str):
+        if rewrite != ALL:
+            raise PartitaError(f"rewrite={rewrite!r}: True, False, {ALL!r}, a path or rules are needed")
+        return (*planner_rules(), *basis())
     return load_rules(rewrite) if isinstance(rewrite, Path) else tuple(rewrite)
+
+
+def rule_sets(rules: Sequence[Rule]) -> tuple[tuple[Rule, ...], ...]:
+    """The sets of rules to plan with: the hand-written ones alone first if generated ones are among them."""
+    known = frozenset(planner_rules())
+    if not rules or all(rule in known for rule in rules):
+        return (tuple(rules),)
+    generated = frozenset(basis())
+    own = tuple(rule for rule in rules if rule not in generated)
+    return (own, tuple(rules)) if own and len(own) < len(rules) else (tuple(rules),)
 
 
 def instances(rule: Rule, pcg: PCG) -> tuple[Rule, ...]:

@@ -2,29 +2,39 @@
 
 Nodes that rules may rewrite are terms, all others leaves. Each round applies all rules everywhere at once, also rules
 of several patterns (weights that share an input); operators' `Rewriting` gives the shapes of new terms. Every e-node of
-the e-graph becomes a node of the union (`union`), every e-class one tensor with several alternatives.
+the e-graph becomes a node of the union (`union`), every e-class one tensor with several alternatives. Generated rules
+are bounded: by what they may cost, how often they match, and how many alternatives a tensor has.
 """
 
-import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...model.graph.pcg import PCG, Node
 from ...model.graph.recycling import twins
-from ...model.operators.operator import rewriting_of
-from ...model.operators.sharded import Shape
 from ..strategies.tensor_classes import classes
 from ..substitution.rule import Rule
-from .pattern import Pattern, constructor, declaration, term, term_attributes, value_of
+from .cost_bound import CostBound, KernelCost
+from .egraph import EClass, Egraph, ENode
+from .pattern import Pattern, term, term_attributes
 from .saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .union import Ref, Union
+
+AGAIN = " (again)"
+COMMUTATIVE = ("add", "mul")
+VIEWS = ("view", "permute")
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A graph with all its rewritings, and counts of what saturation did and dropped."""
+    """A graph with all its rewritings, and counts of what saturation did and dropped.
+
+    `applied`: matches by rule. `made_by`: the rule that made an added node, by the node's name. Of the bounded rules,
+    `often` names those with too many matches to be applied, `unproved` those that match but are not proved. `costly`:
+    e-nodes beyond the cost bound. `more`: alternatives beyond the limit. `rules`: which rules were given and skipped.
+    """
 
     graph: PCG
     rounds: int = 0
@@ -35,22 +45,49 @@ class Rewritten:
     limits_hit: tuple[str, ...] = ()
     applied: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    often: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+    costly: int = 0
+    more: int = 0
+    bounded: bool = False
+    rules: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         names = ("rounds", "classes", "nodes", "ways", "dropped")
         numbers = {name: getattr(self, name) for name in names}
-        return numbers | {"limits_hit": list(self.limits_hit), "applied": dict(self.applied), "seconds": self.seconds}
+        bounded = {
+            "unproved": list(self.unproved),
+            "too_often": list(self.often),
+            "too_costly": self.costly,
+            "beyond_limit": self.more,
+        }
+        return (
+            numbers
+            | {"limits_hit": list(self.limits_hit), "applied": dict(self.applied), "seconds": self.seconds}
+            | (bounded if self.bounded else {})
+            | ({} if self.rules is None else {"rules": dict(self.rules)})
+        )
 
 
 def rewritings(
-    pcg: PCG, rules: Sequence[Rule], limits: SaturationLimits = DEFAULT_LIMITS, kept: Collection[str] = ()
+    pcg: PCG,
+    rules: Sequence[Rule],
+    limits: SaturationLimits = DEFAULT_LIMITS,
+    kept: Collection[str] = (),
+    bounded: Sequence[Rule] = (),
+    cost: KernelCost | None = None,
+    proved: Callable[[Rule], bool] = lambda rule: True,
 ) -> Rewritten:
     """All rewritings of a graph by rules. Raises PartitaError for a rule with operators that cannot be rewritten.
 
     Nodes named in `kept` are never rewritten: rules see them as leaves. A graph with passes without gradient
-    (`recycling`) stays as it is, since repeated passes must keep their form.
+    (`recycling`) stays as it is, since repeated passes must keep their form. `bounded` rules, for which `cost` is
+    needed, are applied afterwards, together with `rules`, within the bounds of `limits`, and if they are `proved`: only
+    those that match are asked for.
     """
-    return _Saturation(pcg, rules, limits, frozenset(kept)).run()
+    assert cost is not None or not bounded
+    return _Saturation(pcg, rules, limits, kept=frozenset(kept), bounded=bounded, cost=cost, proved=proved).run()
 
 
 @dataclass
@@ -59,19 +96,26 @@ class _Saturation:
     rules: Sequence[Rule]
     limits: SaturationLimits
     kept: frozenset[str]
+    bounded: Sequence[Rule]
+    cost: KernelCost | None
+    proved: Callable[[Rule], bool]
     hit: list[str] = field(default_factory=list)
+    often: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
+    costly: int = 0
 
     def run(self) -> Rewritten:
         start = time.monotonic()
+        again = [rule for rule in self.rules if self.bounded]
+        numbered = [*self.rules, *self.bounded, *again]
         patterns = [Pattern(rule) for rule in self.rules]
-        texts = [pattern.text() for pattern in patterns]
-        used = {kind for pattern in patterns for kind in pattern.used}
-        if not texts or twins(self.pcg):
-            limit = ("recycling",) if texts else ()
+        bounded = [Pattern(rule) for rule in self.bounded] + [Pattern(rule, AGAIN) for rule in again]
+        if not numbered or twins(self.pcg):
+            limit = ("recycling",) if numbered else ()
             return Rewritten(self.pcg, limits_hit=limit, seconds=round(time.monotonic() - start, 3))
         self.terms = {i: self._term(i) for i in range(len(self.pcg.nodes))}
-        kinds = used | {(self.pcg.nodes[i].op, len(self.pcg.nodes[i].inputs)) for i, t in self.terms.items() if t}
-        self.egraph = _Egraph(sorted(kinds), texts)
+        kinds = {(self.pcg.nodes[i].op, len(self.pcg.nodes[i].inputs)) for i, t in self.terms.items() if t}
+        self.egraph = Egraph(kinds, patterns, bounded)
         for index, node in enumerate(self.pcg.nodes):
             term = self.terms[index]
             self.egraph.fact(f"(set (number (node {index})) {index})")
@@ -79,20 +123,39 @@ class _Saturation:
                 self.egraph.fact(f"(union (node {index}) {term})")
             self.egraph.shape(f"(node {index})", node.shape)
         rounds = self._saturate(start)
-        classes_, union = self.egraph.read(), Union(self.pcg)
-        _Extraction(self.pcg, union, classes_).run()
+        if bounded:
+            rounds += self._saturate_bounded(start)
+        found, union = self.egraph.read(), Union(self.pcg)
+        made = {node: numbered[n].name for node, n in self.egraph.made_by.items()}
+        first = frozenset(node for node, n in self.egraph.made_by.items() if n < len(self.rules))
+        order = self._order(found) if bounded else None
+        most = self.limits.alternatives
+        extraction = _Extraction(self.pcg, union, found, order, first=first, most=most)
+        extraction.run()
         graph = union.build()
-        applied = {rule.name: n for rule in self.rules if (n := self.egraph.fired.get(rule.name))}
+        if extraction.more:
+            self.hit.append("alternatives")
+        names = {node.name for node in graph.nodes} - {node.name for node in self.pcg.nodes}
+        added = ((union.names.get(ref, ""), made.get(node)) for node, ref in extraction.made.items())
+        fired = Counter[str]()
+        for name, count in self.egraph.fired.items():
+            fired[name.removesuffix(AGAIN)] += count
         return Rewritten(
             graph,
             rounds=rounds,
-            classes=len(classes_),
-            nodes=sum(len(each.nodes) for each in classes_.values()),
+            classes=len(found),
+            nodes=sum(len(each.nodes) for each in found.values()),
             ways=len(graph.alternatives),
             dropped=union.dropped,
             limits_hit=tuple(self.hit),
-            applied=applied,
+            applied={rule.name: fired[rule.name] for rule in (*self.rules, *self.bounded) if fired[rule.name]},
             seconds=round(time.monotonic() - start, 3),
+            made_by={name: rule for name, rule in added if name in names and rule is not None},
+            often=tuple(self.often),
+            unproved=tuple(self.unproved),
+            costly=self.costly,
+            more=extraction.more,
+            bounded=bool(bounded),
         )
 
     def _term(self, index: int) -> str | None:
@@ -108,124 +171,79 @@ class _Saturation:
         for number in range(self.limits.rounds):
             if not self.egraph.round():
                 return number
-            size = self.egraph.add_shapes(self.pcg)
-            if size > self.limits.nodes:
-                self.hit.append("nodes")
-                return number + 1
-            if time.monotonic() - start > self.limits.seconds:
-                self.hit.append("seconds")
+            found = self.egraph.read()
+            self.egraph.add_shapes(self.pcg, found)
+            if self._ends(found, start):
                 return number + 1
         self.hit.append("rounds")
         return self.limits.rounds
 
+    def _ends(self, found: Mapping[str, EClass], start: float) -> bool:
+        """True, and noted, if the e-graph is too large or the time is up."""
+        limit = ""
+        if sum(len(one.nodes) for one in found.values()) > self.limits.nodes:
+            limit = "nodes"
+        elif time.monotonic() - start > self.limits.seconds:
+            limit = "seconds"
+        if limit and limit not in self.hit:
+            self.hit.append(limit)
+        return bool(limit)
 
-@dataclass(frozen=True, slots=True)
-class ENode:
-    """An operator, the e-classes of its inputs, and its attributes."""
-
-    op: str
-    inputs: tuple[str, ...]
-    attributes: tuple[tuple[str, Any], ...]
-
-
-@dataclass
-class EClass:
-    """One e-class: the graph's nodes in it, and its e-nodes. `known`: egglog has its shape."""
-
-    origins: list[int] = field(default_factory=list)
-    nodes: list[ENode] = field(default_factory=list)
-    known: bool = False
-
-
-_AT_ONCE = 100
-
-
-class _Egraph:
-    """An egglog e-graph, driven by program text and read as JSON."""
-
-    def __init__(self, kinds: Sequence[tuple[str, int]], rules: Sequence[str]) -> None:
-        from egglog.bindings import EGraph  # takes a moment to import
-
-        self.graph, self.facts = EGraph(), list[str]()
-        self.kinds = {constructor(op, inputs): (op, inputs) for op, inputs in kinds}
-        self.fired = dict[str, int]()
-        self.run(
-            "(sort T) (constructor node (i64) T) (ruleset rewrite)",
-            "(function number (T) i64 :merge (min old new)) (function rank (T) i64 :merge (min old new))",
-            "(function size (T i64) i64 :merge (min old new))",
-            *(declaration(op, inputs) for op, inputs in kinds),
-            *rules,
-        )
-
-    def fact(self, text: str) -> None:
-        """Queue a fact for the next round."""
-        self.facts.append(text)
-
-    def shape(self, term: str, shape: Shape) -> None:
-        self.fact(f"(set (rank {term}) {len(shape)})")
-        self.facts += [f"(set (size {term} {dim}) {size})" for dim, size in enumerate(shape)]
-
-    def run(self, *program: str) -> list[Any]:
-        """Run egglog commands."""
-        return list(self.graph.run_program(*self.graph.parse_program("\n".join(program))))
-
-    def assert_facts(self) -> None:
-        """Assert the queued facts in chunks: egglog parses a program in time quadratic in its length."""
-        for start in range(0, len(self.facts), _AT_ONCE):
-            self.run(*self.facts[start : start + _AT_ONCE])
-        self.facts = []
-
-    def round(self) -> bool:
-        """Apply all rules once. True if anything changed."""
-        self.assert_facts()
-        report = self.run("(run-schedule (run rewrite))")[-1].report
-        for name, count in report.num_matches_per_rule.items():
-            self.fired[name] = self.fired.get(name, 0) + count
-        return bool(report.updated)
-
-    def read(self) -> dict[str, EClass]:
-        """All e-classes of tensors."""
-        found = json.loads(self.graph.serialize([]).to_json())["nodes"]
-        classes_: dict[str, EClass] = {}
-        for node in found.values():
-            children = [found[child] for child in node["children"]]
-            if node["op"] == "node":
-                classes_.setdefault(node["eclass"], EClass()).origins.append(int(children[0]["op"]))
-            elif node["op"] == "rank":
-                classes_.setdefault(children[0]["eclass"], EClass()).known = True
-            elif node["op"] in self.kinds:
-                op, inputs = self.kinds[node["op"]]
-                names = zip(term_attributes(op) or (), children[inputs:], strict=True)
-                attributes = tuple((name, value_of(name, child["op"])) for name, child in names)
-                tensors = tuple(child["eclass"] for child in children[:inputs])
-                classes_.setdefault(node["eclass"], EClass()).nodes.append(ENode(op, tensors, attributes))
-        for one in classes_.values():
-            one.origins.sort()
-            one.nodes.sort(key=lambda node: (node.op, node.attributes, node.inputs))
-        return classes_
-
-    def add_shapes(self, pcg: PCG) -> int:
-        """Assert the shapes of new e-classes; returns the number of e-nodes."""
-        found = self.read()
-        terms = {name: f"(node {one.origins[0]})" for name, one in found.items() if one.origins}
-        shapes = {name: pcg.nodes[one.origins[0]].shape for name, one in found.items() if one.origins}
-        waiting = [name for name in found if name not in terms]
-        while waiting:
-            left = []
-            for name in waiting:
-                made = ((node, shape) for node in found[name].nodes if (shape := _shape(node, shapes)) is not None)
-                node, shape = next(made, (None, None))
-                if node is None or shape is None:
-                    left.append(name)
+    def _saturate_bounded(self, start: float) -> int:
+        """Run rounds of the bounded rules, those that match too often left out; returns their number."""
+        most, never = self.limits.matches * len(self.pcg.nodes), set[int]()
+        every, used = [*self.bounded, *self.rules], set[int]()
+        for number in range(self.limits.bounded_rounds):
+            for rule, count in self.egraph.counts().items():
+                if rule in used or rule in never or not count:
                     continue
-                shapes[name] = shape
-                terms[name] = term(node.op, [terms[child] for child in node.inputs], dict(node.attributes))
-                if not found[name].known:
-                    self.shape(terms[name], shape)
-            if len(left) == len(waiting):
-                break  # cycles, or operators that do not take these operands
-            waiting = left
-        return sum(len(one.nodes) for one in found.values())
+                if count > most:
+                    self.often.append(every[rule].name)
+                elif rule < len(self.bounded) and not self.proved(every[rule]):
+                    self.unproved.append(every[rule].name)
+                else:
+                    used.add(rule)
+                    continue
+                never.add(rule)
+            if not used or not self.egraph.round(sorted(used)):
+                return number
+            if self._ends(self._within_bound(), start):
+                return number + 1
+        return self.limits.bounded_rounds
+
+    def _within_bound(self) -> Mapping[str, EClass]:
+        """The classes, after e-nodes beyond the cost bound are deleted and new shapes are asserted."""
+        found = self.egraph.read()
+        shapes, terms = self.egraph.terms(self.pcg, found)
+        bound = self._cost_bound
+        excess, slack = bound.excess(found, shapes, self._leaves), bound.slack
+        safe = {node for node, number in self.egraph.made_by.items() if number < len(self.rules)}
+        beyond = [
+            e_node
+            for name, one in found.items()
+            for e_node in one.nodes
+            if e_node not in safe and e_node in self.egraph.made_by
+            and excess.get((name, e_node), slack + 1) > slack
+            and all(child in terms for child in e_node.inputs)
+        ]  # fmt: skip
+        self.costly += len(beyond)
+        self.egraph.remove(beyond, terms)
+        found = self.egraph.read()
+        self.egraph.add_shapes(self.pcg, found)
+        return found
+
+    def _order(self, found: Mapping[str, EClass]) -> Mapping[tuple[str, ENode], float]:
+        """The excess of every e-node, by which alternatives are taken."""
+        return self._cost_bound.excess(found, self.egraph.terms(self.pcg, found)[0], self._leaves)
+
+    @property
+    def _cost_bound(self) -> CostBound:
+        assert self.cost is not None
+        return CostBound(self.pcg, self.cost, self.limits.alpha)
+
+    @property
+    def _leaves(self) -> frozenset[int]:
+        return frozenset(index for index, term in self.terms.items() if term is None)
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -235,31 +253,56 @@ def _attributes(node: Node) -> dict[str, Any]:
     return {name: value for name, value in node.attributes if name != "site"}
 
 
-def _shape(node: ENode, shapes: Mapping[str, Shape]) -> Shape | None:
-    if not all(child in shapes for child in node.inputs):
-        return None
-    rewriting = rewriting_of(node.op)
-    assert rewriting is not None  # an e-node is a term
-    return rewriting.shape_of([shapes[child] for child in node.inputs], dict(node.attributes))
-
-
 class _Extraction:
-    """Adds the e-classes to the union."""
+    """Adds the e-classes to the union.
 
-    def __init__(self, pcg: PCG, union: Union, found: Mapping[str, EClass]) -> None:
+    Without an `order` every e-node becomes an alternative. With one, the e-nodes in `first` do, and in the order of
+    their excess at most `most` others of a tensor; `more` counts those left out.
+    """
+
+    def __init__(
+        self,
+        pcg: PCG,
+        union: Union,
+        found: Mapping[str, EClass],
+        order: Mapping[tuple[str, ENode], float] | None,
+        first: Collection[ENode],
+        most: int,
+    ) -> None:
         self.pcg, self.union, self.found = pcg, union, found
+        self.order, self.first, self.most = order, first, most
         self.base = classes(pcg).base
         self.class_of = {node: name for name, one in found.items() for node in one.origins}
         self.refs: dict[str, Ref | None] = {}
-        self.made: dict[tuple[str, ENode], Ref | None] = {}
+        self.made: dict[ENode, Ref] = {}
+        self.more = 0
 
     def run(self) -> None:
         for node, name in sorted(self.class_of.items()):
             if self.base[node] == node and self.pcg.nodes[node].inputs:
                 own = self._own(node)
-                for e_node in self.found[name].nodes:
-                    if e_node != own:
-                        self._add_alternative(self._e_node(e_node), node)
+                for e_node in self._taken(name, own):
+                    self._add_alternative(self._e_node(e_node), node)
+
+    def _taken(self, name: str, own: ENode | None = None) -> list[ENode]:
+        """The e-nodes of a class that become nodes of the union, other than its own."""
+        nodes = [e_node for e_node in self.found[name].nodes if e_node != own]
+        if self.order is None:
+            return nodes
+        computed = [e_node for e_node in nodes if e_node.op not in VIEWS]  # a view has no alternatives, and is none
+        nodes = computed if computed or own is not None else nodes[:1]
+        known = Counter([_unordered(own)] if own is not None else [])
+        chosen, others = [n for n in nodes if n in self.first], list[ENode]()
+        known.update(map(_unordered, chosen))
+        for e_node in nodes:
+            if e_node not in self.first and not known[_unordered(e_node)]:
+                known[_unordered(e_node)] += 1
+                others.append(e_node)
+        priced = [n for n in others if (name, n) in self.order]
+        priced.sort(key=lambda n: (self.order or {})[name, n])
+        most = max(self.most, 1 if own is None and not chosen else 0)
+        self.more += len(priced[most:])
+        return chosen + priced[:most]
 
     def _own(self, node: int) -> ENode:
         """The e-node of a node of the graph."""
@@ -279,7 +322,7 @@ class _Extraction:
             one = self.found[name]
             self.refs[name] = one.origins[0] if one.origins else None  # None during the search, so that cycles end
             if not one.origins:
-                made = [ref for ref in map(self._e_node, one.nodes) if ref is not None]
+                made = [ref for ref in map(self._e_node, self._taken(name)) if ref is not None]
                 self.refs[name] = made[0] if made else None
                 for ref in made[1:]:
                     self._add_alternative(ref, made[0])
@@ -288,4 +331,13 @@ class _Extraction:
     def _e_node(self, e_node: ENode) -> Ref | None:
         inputs = [self._class(child) for child in e_node.inputs]
         known = [ref for ref in inputs if ref is not None]
-        return self.union.add(e_node.op, known, e_node.attributes) if len(known) == len(inputs) else None
+        if len(known) < len(inputs):
+            return None
+        self.made[e_node] = self.union.add(e_node.op, known, e_node.attributes)
+        return self.made[e_node]
+
+
+def _unordered(e_node: ENode) -> ENode:
+    """The same for both orders of the operands of a commutative operator."""
+    inputs = tuple(sorted(e_node.inputs)) if e_node.op in COMMUTATIVE else e_node.inputs
+    return ENode(e_node.op, inputs, e_node.attributes)

@@ -18,6 +18,22 @@ class SaturationLimits:
         metadata=option(int, "Number of e-nodes at which rewriting ends.", "--rewrite-nodes", metavar="N", minimum=1),
     )
     seconds: float = 20.0
+    alpha: float = field(
+        default=1.05,
+        metadata=option(
+            float,
+            "Bound of generated rules: cost of a rewritten graph on one device, relative to the captured one.",
+            "--rewrite-alpha",
+            metavar="A",
+            minimum=1,
+        ),
+    )
+    bounded_rounds: int = 2
+    matches: int = 1
+    alternatives: int = 2
+
+    # `alpha` and what follows bound generated rules: their rounds, a rule's matches in one round relative to the number
+    # of nodes, and the alternatives of a tensor besides those of other rules.
 
 
 DEFAULT_LIMITS = SaturationLimits()

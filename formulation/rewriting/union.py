@@ -44,6 +44,7 @@ class Union:
     nodes: dict[AddedNode, Ref] = field(default_factory=dict)
     alternatives: dict[tuple[Ref, Ref], None] = field(default_factory=dict)
     dropped: int = 0
+    names: dict[Ref, str] = field(default_factory=dict)  # of the added nodes in the graph that was built
 
     def add(self, op: str, inputs: Iterable[Ref], attributes: Iterable[tuple[str, Attribute]] = ()) -> Ref:
         """Add a node; equal ones are added once."""
@@ -60,6 +61,7 @@ class Union:
         taken = _compatible(_widest(possible, made), lambda pairs: _order(made, pairs) is not None)
         taken = _compatible(taken, lambda pairs: not pairs or not _finer(self.pcg, _graph(made, pairs)))
         self.dropped = len(self.alternatives) - len(taken)
+        self.names = {ref: node.name for ref, node in made.known.items() if ref < 0 and node is not None}
         return _graph(made, taken) if taken else self.pcg
 
 
@@ -87,13 +89,18 @@ def _widest(alternatives: Sequence[tuple[Ref, Ref]], made: _AddedNodes) -> list[
 def _compatible(
     alternatives: Sequence[tuple[Ref, Ref]], fit: Callable[[Sequence[tuple[Ref, Ref]]], bool]
 ) -> Sequence[tuple[Ref, Ref]]:
-    """The alternatives, in order, without those that do not fit with the ones before them."""
-    if fit(alternatives):
-        return alternatives
+    """The alternatives, in order, without those that do not fit with the ones before them.
+
+    Whatever fits also fits with fewer of them, so that runs of alternatives are tried at once.
+    """
     taken: list[tuple[Ref, Ref]] = []
-    for alternative in alternatives:
-        if fit([*taken, alternative]):
-            taken.append(alternative)
+    waiting = [list(alternatives)]
+    while waiting:
+        run = waiting.pop()
+        if fit([*taken, *run]):
+            taken += run
+        elif len(run) > 1:
+            waiting += [run[len(run) // 2 :], run[: len(run) // 2]]
     return taken
 
 

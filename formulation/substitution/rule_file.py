@@ -1,4 +1,4 @@
-"""Reads rule files: JSON, text notation, and the lists published by TASO and FlexFlow."""
+"""Reads rule files: JSON, text notation, generated rules, and the lists published by TASO and FlexFlow."""
 
 import json
 from collections.abc import Sequence
@@ -18,10 +18,9 @@ BASIS = Path(__file__).parent / "data" / "basis.json"
 def basis() -> tuple[Rule, ...]:
     """The generated rules that ship with the project. Raises PartitaError if the file cannot be read."""
     try:
-        data = json.loads(BASIS.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_rules(BASIS.read_text(encoding="utf-8"))
+    except (OSError, ValueError, PartitaError) as error:
         raise PartitaError(f"{BASIS}: {error}; `partita rules generate -o {BASIS}` makes it again") from None
-    return tuple(parse_rule(text) for each in data["sets"] for text in each["rules"])
 
 
 def load_rules(path: str | Path) -> tuple[Rule, ...]:
@@ -35,7 +34,7 @@ def load_rules(path: str | Path) -> tuple[Rule, ...]:
 
 
 def read_rules(text: str) -> tuple[Rule, ...]:
-    """Parse rules in any of the three formats. Raises PartitaError with place and reason."""
+    """Parse rules in any of the formats. Raises PartitaError with place and reason."""
     if not text.strip():
         raise PartitaError("the file is empty")
     if text.lstrip()[0] not in "[{":
@@ -45,17 +44,27 @@ def read_rules(text: str) -> tuple[Rule, ...]:
     except json.JSONDecodeError as error:
         raise PartitaError(f"line {error.lineno}: not JSON: {error.msg}") from None
     if isinstance(data, dict):
-        data = data.get("rules", [data])
+        data = _generated(data["sets"]) if "sets" in data else data.get("rules", [data])
     if not isinstance(data, list) or not data:
         raise PartitaError("expected a list of rules, or an object with a list `rules`; found none")
     rules: dict[str, Rule] = {}
     for place, record in enumerate(data):
         with located(f"entry {place}"):
-            rule = read_published(record, place) if is_published(record) else read_rule(record)
+            if isinstance(record, str):
+                rule = parse_rule(record)
+            else:
+                rule = read_published(record, place) if is_published(record) else read_rule(record)
         if rule.name in rules:
             raise PartitaError(f"entry {place}: a second rule is called {rule.name!r}")
         rules[rule.name] = rule
     return tuple(rules.values())
+
+
+def _generated(sets: object) -> list[object]:
+    """The rules of a file of generated ones, whose sets hold them in text notation. Raises PartitaError."""
+    if not isinstance(sets, list):
+        raise PartitaError(f"'sets' is a list of objects with 'rules', not {json.dumps(sets)[:60]}")
+    return [rule for number, each in enumerate(sets) for rule in _get(each, "rules", list, f"set {number}")]
 
 
 def write_rules(rules: Sequence[Rule]) -> str:

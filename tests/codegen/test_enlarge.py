@@ -17,7 +17,7 @@ from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.rule_file import load_rules
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
-from partita.solvers.proof.commands import proved_instances
+from partita.solvers.proof.rewriting_rules import rewriting_rules
 
 RULES = Path(__file__).parents[2] / "examples" / "enlarge.rules"
 
@@ -37,7 +37,7 @@ class Two(nn.Module):
 def test_enlarged_weights_train_as_before(levels: tuple[int, ...]) -> None:
     module, x = Two(), torch.zeros(12, 3, 8, 8)
     graph = partita.capture(module, (x,))
-    found = rewritings(graph, proved_instances(load_rules(RULES), graph))
+    found = rewritings(graph, rewriting_rules(load_rules(RULES), graph).own)
     assert found.applied == {"enlarge and merge": 1} and not found.limits_hit
     one, _ = taken_graph(found.graph, {node: ways[-1] for node, ways in found.graph.members.items()})
     assert sorted(node.op for node in one.nodes if node.op in ("conv", "pad", "slice")) == [
