@@ -93,7 +93,7 @@ def _part_errors(
     for (name, ours), (_, theirs) in zip(_held(model), _held(other), strict=True):
         most = expected[name].double().abs().max() if name in expected and expected[name].numel() else 0.0
         loaded = ~theirs.isnan()
-        difference = (ours - theirs)[loaded].double().abs()
+        difference = (ours[loaded].double() - theirs[loaded].double()).abs()  # masks are booleans
         error = float(difference.max() / (1 + most)) if difference.numel() else 0.0
         errors[name] = max(errors.get(name, 0.0), error if math.isfinite(error) else math.inf)
     return errors
