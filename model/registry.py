@@ -1,5 +1,6 @@
 """Registries of named entries: the package's own, and those of installed packages (entry points)."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol, TypeVar
@@ -43,7 +44,9 @@ class Registry(dict[str, T]):
         """The entry of a name. Raises PartitaError that lists the known names."""
         self.load()
         if name not in self:
-            raise PartitaError(f"unknown {self.kind} {name!r} (known: {', '.join(sorted(self))})")
+            close = get_close_matches(name, self, n=1)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            raise PartitaError(f"unknown {self.kind} {name!r}{guess} (known: {', '.join(sorted(self))})")
         return self[name]
 
     def every(self) -> tuple[T, ...]:

@@ -94,9 +94,23 @@ def test_all_shipped_rules_are_listed(partita: Run) -> None:
         ("", "empty"),
         (RIGHT.replace("matmul(x, w)", "matmul(x, v)"), "v"),
         (RIGHT.replace("matmul", "nonsense"), "nonsense"),
+        (RIGHT.replace("matmul", "matmull"), "line 3, rule 'right': unknown operator 'matmull'; did you mean matmul?"),
+        (WRONG.replace("replicate(x, degree=d)", "softmax(x, axis=1)"), "softmax has no attribute axis; it takes dim"),
+        (WRONG.replace("degree=d), degree=d)", "degree=d), degree=d"), "line 3, rule 'wrong': expected `,`"),
         (RIGHT.replace("  =>\n", ""), "line"),
     ],
-    ids=["no name", "empty", "no such input", "no such operator", "no target"],
+    ids=[
+        *(
+            "no name",
+            "empty",
+            "no such input",
+            "no such operator",
+            "misspelt",
+            "no such attribute",
+            "open",
+            "no target",
+        ),
+    ],
 )
 def test_malformed_files_are_bad_input(partita: Run, rules: Callable[..., str], text: str, words: str) -> None:
     code, out, err = partita("rules", "verify", rules(text), "--json")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...model.errors import PartitaError
+from .attributes import check_attributes
 from .published import is_published, read_published
-from .rule import Apply, Rule, Tensor, Value
+from .rule import Apply, Rule, Tensor, Value, check_operator
 from .text import located, parse_rule, parse_rules, read_condition
 
 BASIS = Path(__file__).parent / "data" / "basis.json"
@@ -127,12 +128,16 @@ def _degree(value: object, place: str) -> str | int:
 
 def _apply(record: object, place: str) -> Apply:
     attributes = _get(record, "attributes", dict, place, {})
-    return Apply(
+    made = Apply(
         _get(record, "op", str, place),
         _strings(record, "inputs", place),
         _strings(record, "outputs", place),
         tuple((str(key), _value(value, f"{place}, {key}")) for key, value in attributes.items()),
     )
+    with located(place):
+        check_operator(made, made.op)
+        check_attributes(made)
+    return made
 
 
 def _value(value: object, place: str) -> Value:

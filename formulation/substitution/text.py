@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from ...model.errors import PartitaError
+from .attributes import check_attributes
 from .rule import REPLICA, Apply, Rule, Tensor, Value, check_operator
 from .sizes import Size, parse_size
 
@@ -61,7 +62,8 @@ class _Line:
     def take(self, expected: str = "") -> str:
         token = self.peek()
         if not token or (expected and token != expected):
-            raise self.error(f"expected {expected or 'more'}, found {token or 'the end of the line'}")
+            wanted = f"`{expected}`" if expected else "more"
+            raise self.error(f"expected {wanted}, found {f'`{token}`' if token else 'the end of the line'}")
         self.at += 1
         return token
 
@@ -100,9 +102,17 @@ class _Side:
     """One side during parsing: its applications so far, and the values of names."""
 
     taken: set[str]
+    given: frozenset[str]
     applies: list[Apply] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     assigned: list[str] = field(default_factory=list)
+
+    def value(self, line: _Line) -> str:
+        """Take the name of a value that is an input, or made before."""
+        name = line.name()
+        if name not in self.given and name not in self.assigned:
+            raise line.error(f"{name} is neither an input nor made before it")
+        return self.names.get(name, name)
 
     def fresh(self) -> str:
         number = 0
@@ -177,7 +187,7 @@ def _rule(lines: list[tuple[int, str]]) -> Rule:
             statements.append((tokens, in_target))
     given = {t.name for t in tensors}
     taken = given | {t for line, _ in statements for t in line.tokens}
-    sides = _Side(taken), _Side(taken)
+    sides = _Side(taken, frozenset(given)), _Side(taken, frozenset(given))
     for tokens, in_target in statements:
         _statement(tokens, sides[in_target], given)
     source, target = sides
@@ -247,8 +257,7 @@ def _statement(line: _Line, side: _Side, given: set[str]) -> None:
     if line.peek(1) == "(":
         _call(line, side, tuple(results))
     elif len(results) == 1:
-        value = line.name()
-        side.names[results[0]] = side.names.get(value, value)
+        side.names[results[0]] = side.value(line)
     else:
         raise line.error("several results come from one call, such as split")
     if line.peek():
@@ -274,11 +283,11 @@ def _call(line: _Line, side: _Side, outputs: tuple[str, ...]) -> None:
             _call(line, side, (name,))
             inputs.append(name)
         else:
-            name = line.name()
-            inputs.append(side.names.get(name, name))
+            inputs.append(side.value(line))
     apply = Apply(op, tuple(inputs), outputs, tuple(attributes.items()))
     with line.located():
         check_operator(apply, op)
+        check_attributes(apply)
     side.applies.append(apply)
 
 

@@ -29,6 +29,9 @@ def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
         raise Stuck(f"{apply.op} {entry.algebra.unprovable}")
     if entry.view or entry.creates or not entry.notation:
         raise Stuck(f"{apply.op} has no notation that says what it computes")
+    needed = "value" if apply.op == "shift" else entry.algebra.multiple
+    if isinstance(needed, str) and apply.get(needed) is None:
+        raise Mismatch(f"{apply.op} lacks the attribute {needed}")
     resolve = scope.unifier.resolve
     fakes = tuple(
         Node("input", f"x{i}", shape=tuple(1 if not resolve(t) else 2 for t in v.dims)) for i, v in enumerate(values)
