@@ -11,7 +11,10 @@ from .storage import transient_buffers
 
 
 def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
-    """Whole buffers, and transient buffers for the largest weight and its gradient."""
+    """Whole buffers, and transient buffers for the largest weight and its gradient.
+
+    Alternatives with larger weights than all others add the excess themselves (`excess_bytes`).
+    """
     constant = classes(pcg).constant
     changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
     buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]
@@ -19,8 +22,20 @@ def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int
     return held + transient_buffers(devices, micro_batches) * largest_weight(pcg) * precision.itemsize("float32")
 
 
+def excess_bytes(pcg: PCG, parameter: int, devices: int, micro_batches: int, precision: Precision) -> int:
+    """What transient buffers for a weight take beyond `fixed_bytes`, if an alternative with it is chosen.
+
+    Several such weights are counted each, though one buffer serves all: more than needed, but no plan without
+    alternatives has less memory than it would have without rewriting.
+    """
+    more = pcg.nodes[parameter].numel - largest_weight(pcg)
+    if more <= 0 or parameter in sparse_tables(pcg):
+        return 0
+    return transient_buffers(devices, micro_batches) * more * precision.itemsize("float32")
+
+
 @lru_cache(maxsize=64)
 def largest_weight(pcg: PCG) -> int:
-    """Elements of the largest weight without sparse gradient."""
-    moving = {*pcg.of("parameter")} - sparse_tables(pcg).keys()
+    """Elements of the largest weight without sparse gradient, if no alternative is chosen."""
+    moving = ({*pcg.of("parameter")} & pcg.plain) - sparse_tables(pcg).keys()
     return max((pcg.nodes[i].numel for i in moving), default=0)

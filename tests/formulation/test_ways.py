@@ -23,10 +23,13 @@ from partita.formulation.rewriting.saturate import SaturationLimits, rewritings
 from partita.formulation.rewriting.union import Union
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.text import write_rule
+from partita.formulation.weights.fixed_memory import largest_weight
+from partita.formulation.weights.storage import transient_buffers
 from partita.model.graph.atoms import atoms
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
+from partita.model.machine.precision import precision
 from partita.solvers.protocol import Limits, Solution, Status, solver
 
 BATCH, WIDTH = 12, 12
@@ -85,11 +88,16 @@ def number_of_choices(graph: PCG) -> int:
 
 
 def best_of_all(graph: PCG, case: Case, capacity: int | None = None) -> int | None:
-    """The least that any choice costs; `capacity` is what is left after what is always held."""
-    found = []
+    """The least that any choice costs; `capacity` is what is left after what is always held.
+
+    A weight that is larger than every captured one needs larger buffers.
+    """
+    found, largest = [], largest_weight(graph)
+    buffers = transient_buffers(case.placement.devices, case.micro_batches) * precision(case.dtype).itemsize("float32")
     for taken in choices_of(graph):
         network = case.encoding(taken).network
-        network = network if capacity is None else replace(network, capacities=(capacity,))
+        excess = sum(max(0, taken.nodes[i].numel - largest) for i in taken.of("parameter"))
+        network = network if capacity is None else replace(network, capacities=(capacity - buffers * excess,))
         found.append(solved(network).objective)
     return min((cost for cost in found if cost is not None), default=None)
 

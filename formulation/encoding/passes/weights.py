@@ -11,7 +11,7 @@ from ....model.graph.joined_tables import table_rows
 from ....model.graph.pcg import Node
 from ....model.optimizers import optimizer_states
 from ...network.chains import Position
-from ...weights.fixed_memory import largest_weight
+from ...weights.fixed_memory import excess_bytes, largest_weight
 from ...weights.storage import (
     LEAST,
     Storage,
@@ -33,12 +33,16 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """Of a parameter: dense or not, the `stages` that add it up; if sparse, the atoms of rows, and look-ups."""
+    """Of a parameter: dense or not, the `stages` that add it up; if sparse, the atoms of rows, and look-ups.
+
+    `excess`: bytes of its transient buffers, where it is larger than every weight of the graph without alternatives.
+    """
 
     dense: bool
     stages: int = 1
     rows: tuple[int, ...] = ()
     ids: int = 0
+    excess: int = 0
 
 
 class Weights(EncodingPass):
@@ -58,7 +62,7 @@ class Weights(EncodingPass):
         if storage_key not in builder.storages:
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
-        training_key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages)
+        training_key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages, gradient.excess)
         key = builder.keep(training_key, lambda: self._training(stored, gradient))
         shared = builder.choices.read_together(uses)
         places = [builder.classes.variable(u.node) for u in uses]
@@ -82,7 +86,9 @@ class Weights(EncodingPass):
         node, sparse = self.builder.pcg.nodes[base], self.builder.sparse
         if base in sparse:
             return _Gradient(False, rows=tuple(atoms(self.builder.pcg)[base].of_dim(0)), ids=sparse[base])
-        return _Gradient(node.gradient, node.get("stages", 1) if node.gradient else 1)
+        builder = self.builder
+        excess = excess_bytes(builder.pcg, base, builder.placement.devices, builder.micro_batches, builder.precision)
+        return _Gradient(node.gradient, node.get("stages", 1) if node.gradient else 1, excess=excess)
 
     def _storage_key(self, base: int, gradient: _Gradient, kept: bool) -> tuple[object, ...]:
         builder, node = self.builder, self.builder.pcg.nodes[base]
@@ -130,7 +136,7 @@ class Weights(EncodingPass):
         """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1]."""
         builder, precision = self.builder, self.builder.precision
         states = optimizer_states(builder.optimizer)
-        use = stored_bytes(
+        use = gradient.excess + stored_bytes(
             stored, gradient.dense, precision, states, bool(gradient.rows), builder.stage.weight_versions
         )
         if not gradient.dense:
