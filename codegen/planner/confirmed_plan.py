@@ -36,6 +36,8 @@ def confirmed_plan(
     """
     best = found.configuration
     assert best is not None and found.objective is not None
+    if best.devices > 1 and best.placement in found.unrewritten:
+        problem = problem.captured
     stages = _own_graphs(problem, best, found.bounds, found.stages)
     reports = [report(*solved) for solved in stages]
     made = _decoded(problem, best, found.bounds, stages, reports, context)

@@ -42,7 +42,7 @@ def looked_at(graph: PCG, space: SearchSpace) -> bool:
     """True if the space may have pipelines: no option excludes them, and the graph can be cut."""
     if space.stages is not None:
         return space.stages != 1
-    unpipelined = space.fixes_axes or space.fix or space.rules or space.joint
+    unpipelined = space.fixes_axes or space.fix or space.joint
     return not unpipelined and (_cuts(graph) > 1 or space.chunks > 1)
 
 

@@ -92,7 +92,7 @@ def plan_variant(
         "gap": relative_gap(found.objective, found.bound),
         "solver": found.source or backend.name,
     }
-    if rewritten and among is None:
+    if rewritten:
         facts["rewritten"] = result.rewrites
     made = confirmed_plan(problem, found, facts, context)
     if rewritten and "rewritten" in made.report:

@@ -63,13 +63,13 @@ def _search_once(
     problem: PlanningProblem, space: ConfigurationSpace | None, backend: Solver, limits: Limits, budget: Budget
 ) -> SearchOutcome:
     if space is None:
-        return SearchOutcome(
-            problem, *with_wide_meshes(problem, search_placements(problem, backend, limits), backend, limits)
-        )
-    if budget.executor is not None:
-        return SearchOutcome(problem, search(problem, backend, limits, space, budget.executor), [])
-    with DelayedProcesses(budget.workers or usable_cores()) as executor:
-        return SearchOutcome(problem, search(problem, backend, limits, space, executor), [])
+        found = search_placements(problem, backend, limits)
+    elif budget.executor is not None:
+        found = search(problem, backend, limits, space, budget.executor)
+    else:
+        with DelayedProcesses(budget.workers or usable_cores()) as executor:
+            found = search(problem, backend, limits, space, executor)
+    return SearchOutcome(problem, *with_wide_meshes(problem, found, backend, limits))
 
 
 def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def searched_space(
         }
     report |= {"options": found.options, "networks_solved": found.solved, "networks_kept": found.kept}
     limits_hit = []
-    if rewritten and space is None:
+    if rewritten:
         report["rewritings"] = rewritten.to_json() | {"without": len(found.unrewritten)}
         limits_hit += [f"rewriting: {limit}" for limit in rewritten.limits_hit]
         limits_hit += ["rewriting: width"] if found.unrewritten else []

@@ -29,16 +29,20 @@ AMPLE = 2**50
 def with_wide_meshes(
     problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits
 ) -> tuple[SearchResult, list[Change]]:
-    """The better of `found` and the best plan of a wide placement, with the changes made to its graph beforehand."""
+    """The better of `found` and the best plan of a wide placement, with the changes made to its graph beforehand.
+
+    Stages of pipelines on wide placements are not planned again: they keep the graph as captured.
+    """
     changed: list[Change] = []
-    if not found.unrewritten or problem.space.fix or found.interrupted:
+    places = tuple(place for place in found.unrewritten if place.devices == problem.machine.devices)
+    if not places or problem.space.fix or found.interrupted:
         return found, changed
     start = time.monotonic()
     for graph, rewritten in _graphs(problem, found, backend, limits):
         left = limits.seconds - found.seconds - (time.monotonic() - start)
         if left <= 0:
             break
-        wide = replace(problem, pcg=graph, plain=None, placements=found.unrewritten)
+        wide = replace(problem, pcg=graph, plain=None, placements=places)
         other = search_placements(wide, backend, replace(limits, seconds=left, cutoff=_cutoff(found, limits)))
         if other.objective is not None:
             changed = rewritten

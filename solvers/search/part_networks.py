@@ -38,8 +38,8 @@ from .zero_bubble_bound import ZeroBubbleBound
 
 _T = TypeVar("_T")
 
-Choices: TypeAlias = tuple[int, tuple[Layout, ...]]
-"""A variable and the layout that each of its options stands for."""
+Choices: TypeAlias = tuple[int, tuple[Layout | None, ...]]
+"""A variable and the layout that each of its options stands for; None: unused, since an alternative does without."""
 
 
 @lru_cache(maxsize=6)
@@ -230,7 +230,7 @@ class _Variables:
         self.left = [self._operator(i) for i, n in enumerate(nodes) if n.op == "receive"]
         self.right = [self._operator(i) for i, n in enumerate(nodes) if n.op == "send"]
         stored = {
-            nodes[base].name: (variable, tuple(storage.space.layout(int(c)) for c in storage.codes))
+            nodes[base].name: self._choices(variable, [storage.space.layout(int(c)) for c in storage.codes])
             for base, (variable, storage) in found.weights.items()
             if nodes[base].get("stages", 1) > 1
         }
@@ -238,22 +238,30 @@ class _Variables:
 
     def _operator(self, node: int) -> Choices:
         variable, domain = self.found.operators[node]
-        ordinary = tuple(domain.output_space.layout(int(code)) for code in domain.output)
+        return self._choices(variable, [domain.output_space.layout(int(code)) for code in domain.output])
+
+    def _choices(self, variable: int, ordinary: Sequence[Layout]) -> Choices:
+        """The layouts of all options of a variable, from those of the ordinary ones (see `Encoding`)."""
+        unused = (None,) if variable in self.found.optional else ()
         further = self.found.bundled.get(variable, ())
-        return variable, (*ordinary, *(ordinary[placed.option] for placed in further))
+        return variable, (*ordinary, *unused, *(ordinary[placed.option] for placed in further))
 
     def ends(self, assignment: tuple[int, ...]) -> Ends:
         def taken(choices: list[Choices]) -> Layouts:
-            return tuple(layouts[assignment[variable]] for variable, layouts in choices)
+            layouts = [layouts[assignment[variable]] for variable, layouts in choices]
+            return tuple(layout for layout in layouts if layout is not None)
 
         stored = tuple(None if own is None else own[1][assignment[own[0]]] for own in self.stored)
         return taken(self.left), taken(self.right), stored
 
     def restricted(self, query: Query) -> Network:
-        """The network without the layouts that the query excludes; a stage never receives partial sums."""
+        """The network without the layouts that the query excludes.
+
+        A stage receives whatever is sent to it, never partial sums; it may do without a weight that others have too.
+        """
         network = self.found.network
         for variable, layouts in self.left:
-            network = _forbid(network, variable, [P in layout for layout in layouts])
+            network = _forbid(network, variable, [layout is None or P in layout for layout in layouts])
         pairs = [(self.left, query.left), (self.right, query.right)]
         pairs += [([own], side) for own, side in zip(self.stored, query.shared, strict=True) if own is not None]
         for choices, side in pairs:
@@ -263,12 +271,17 @@ class _Variables:
 
 
 def _only(network: Network, choices: list[Choices], side: LayoutSet) -> Network:
-    """The network in which the layouts of one or two variables are in a set."""
+    """The network in which the layouts of one or two variables are in a set, or the variables are unused."""
+
+    def excluded(*layouts: Layout | None) -> bool:
+        used = tuple(layout for layout in layouts if layout is not None)
+        return len(used) == len(layouts) and used not in side
+
     if len(choices) == 1:
         variable, layouts = choices[0]
-        return _forbid(network, variable, [(layout,) not in side for layout in layouts])
+        return _forbid(network, variable, [excluded(layout) for layout in layouts])
     (u, before), (v, after) = choices
-    cost = np.array([[0 if (a, b) in side else INFINITE for b in after] for a in before], dtype=np.int64)
+    cost = np.array([[INFINITE if excluded(a, b) else 0 for b in after] for a in before], dtype=np.int64)
     return replace(network, edges=(*network.edges, Edge(u, v, cost)))
 
 

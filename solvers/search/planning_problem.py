@@ -1,7 +1,7 @@
 """The planning problem: a graph and a batch on a machine, and its bounds that need no network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ...formulation.encoding.encode import encode
@@ -29,7 +29,7 @@ class PlanningProblem:
     """Train `pcg` over these placements and numbers of micro-batches.
 
     Placements with so many axes that one elimination takes more than `most_work` additions are left out. If `pcg` has
-    alternatives, `plain` is the graph without them, used for placements of more than `rewritten_axes` axes.
+    alternatives, `plain` is the graph without them, used for placements with too many axes for the alternatives.
     """
 
     pcg: PCG
@@ -40,7 +40,6 @@ class PlanningProblem:
     space: SearchSpace
     most_work: float = inf
     plain: PCG | None = None
-    rewritten_axes: float = inf
 
     @property
     def batch(self) -> int:
@@ -52,14 +51,15 @@ class PlanningProblem:
         """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed."""
         return ("none",) if "none" in self.space.modes else self.space.modes
 
-    def too_wide(self, placement: Placement) -> bool:
-        """True if a placement has too many axes to search it with alternatives."""
-        return self.plain is not None and len(placement.sizes) > self.rewritten_axes
+    @property
+    def captured(self) -> "PlanningProblem":
+        """The problem of the graph without alternatives."""
+        return self if self.plain is None else replace(self, pcg=self.plain, plain=None)
 
     def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
         """The network of a placement with k micro-batches; `fast`: in the fastest recomputation modes only."""
         return encode(
-            with_batch(self.plain if self.plain and self.too_wide(placement) else self.pcg, self.batch // k),
+            with_batch(self.pcg, self.batch // k),
             self.machine,
             placement,
             micro_batches=k,

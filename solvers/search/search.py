@@ -110,6 +110,7 @@ class _Search:
         self, pipeline: PipelineProblem, space: ConfigurationSpace, solver: Solver, limits: Limits, executor: Executor
     ) -> None:
         self.pipeline, self.space, self.solver, self.limits = pipeline, space, solver, limits
+        self.captured, self.rewritten_axes = PipelineProblem(pipeline.problem.captured), 0
         self.has_pipelines = space.has_pipelines
         self.executor = executor if self.has_pipelines else Serial()
         self.start = time.monotonic()
@@ -164,7 +165,7 @@ class _Search:
 
     def _enumerate(self) -> None:
         """Create every configuration with the bound that its arithmetic gives."""
-        self.axes = self._axes()
+        self.axes = self._most_axes()
         space, problem = self.space, self.pipeline.problem
         floor = 0 if self.has_pipelines else problem.floor_ns()
         fitting = problem.micro_batches if self.has_pipelines else problem.fits() or problem.micro_batches[-1:]
@@ -172,7 +173,9 @@ class _Search:
             p = prod(row)
             order = (space.schedule, space.chunks) if p > 1 else (ONE_F_ONE_B, 1)
             counts = [k for k in fitting if order[0].runs(p, k)]
-            for placement in places if p * order[1] < self.pipeline.count and counts else ():
+            for placement in places if counts else ():
+                if p * order[1] >= self._pipeline(placement).count:
+                    continue
                 if len(placement.sizes) > self.axes:
                     self.left_out += 1
                     continue
@@ -186,17 +189,28 @@ class _Search:
                             (made.devices, k), Candidate(made, Proved(bound=bound), has_part_bounds=True, merged=True)
                         )
 
-    def _axes(self) -> int:
-        """Most mesh axes for which one network, and all configurations together, stay within the work limit."""
+    def _most_axes(self) -> int:
+        """Most mesh axes that are searched; those that are searched with alternatives are kept in `rewritten_axes`."""
         problem = self.pipeline.problem
+        self.rewritten_axes = self._quick_axes(problem)
+        return self.rewritten_axes if problem.plain is None else self._quick_axes(problem.captured)
+
+    def _quick_axes(self, problem: PlanningProblem) -> int:
+        """Most mesh axes for which one network and, with pipelines, all together stay within the work limit."""
         if not self.has_pipelines:
-            rewritten = quick_axes(problem)
-            self.pipeline = PipelineProblem(replace(problem, rewritten_axes=rewritten))
-            return quick_axes(replace(problem, rewritten_axes=0)) if problem.plain else rewritten
+            return quick_axes(problem)
         work, counts, most = elimination_work(problem), len(problem.micro_batches), problem.most_work
         meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
         in_all = {n: counts * sum(max(LEAST_WORK, work[axes]) for axes in meshes if axes <= n) for n in work}
         return max((n for n in work if work[n] <= most and in_all[n] <= TOTAL_WORK * most), default=1)
+
+    def _pipeline(self, placement: Placement) -> PipelineProblem:
+        """The problem of a placement: without alternatives if it has too many axes for them."""
+        wide = self.pipeline.problem.plain is not None and len(placement.sizes) > self.rewritten_axes
+        return self.captured if wide else self.pipeline
+
+    def _parts(self, configuration: Configuration) -> PartNetworks:
+        return PartNetworks(self._pipeline(configuration.placement), configuration, self.solver)
 
     # Choosing what runs next
 
@@ -218,7 +232,7 @@ class _Search:
         )
         step_ns = self.space.step_ns if candidate.configuration.schedule.priced_by_slots else None
         return _Task(
-            pipeline=self.pipeline,
+            pipeline=self.pipeline if candidate.merged else self._pipeline(candidate.configuration.placement),
             configuration=candidate.configuration,
             merged=candidate.merged,
             state=state,
@@ -349,7 +363,7 @@ class _Search:
             return
         for other in coarser:
             state.known.inherit(other.known)
-        raise_bound(PartNetworks(self.pipeline, candidate.configuration, self.solver), candidate.configuration, state)
+        raise_bound(self._parts(candidate.configuration), candidate.configuration, state)
 
     # Recording results
 
@@ -410,9 +424,7 @@ class _Search:
             configuration,
             objective,
             bounds=stages.bounds if stages else (),
-            stages=_decoded(PartNetworks(self.pipeline, configuration, self.solver), stages)
-            if configuration and stages
-            else (),
+            stages=_decoded(self._parts(configuration), stages) if configuration and stages else (),
             bound=bound,
             seconds=seconds,
             configurations=len(everything) - len(self.merged),
@@ -434,9 +446,9 @@ class _Search:
         )
 
     def _unrewritten(self) -> tuple[Placement, ...]:
-        """Placements that were searched with the graph as captured, without rewritings."""
-        searched = {c.configuration.placement for c in self._candidates() if c.state.options}
-        return tuple(p for p in self.pipeline.problem.placements if self.pipeline.problem.too_wide(p) and p in searched)
+        """Placements, also inside stages, that were searched with the graph as captured, without rewritings."""
+        searched = (c.configuration.placement for c in self._candidates() if c.state.options)
+        return tuple(dict.fromkeys(p for p in searched if self._pipeline(p) is self.captured))
 
 
 @seldom_collected()
