@@ -67,6 +67,8 @@ class BenchOptions:
     time_limit: float | None = field(
         default=None, metadata=option(float, "For solvers: seconds per case, instead of its own limit.")
     )
+    count: int | None = field(default=None, metadata=option(int, "For forced: how many plans.", minimum=1))
+    seed: int | None = field(default=None, metadata=option(int, "For forced: the seed of the first case.", minimum=0))
     rules: Sequence[str] | None = field(
         default=None,
         metadata=option(

@@ -10,6 +10,7 @@ from ..model.errors import PartitaError
 BENCHES = {
     "branches": "Models with branches: the best plan with parallel branches and without.",
     "coverage": "How many rules of given files follow from the generated ones.",
+    "forced": "Plans forced by flags against the free search: none may be below its bound.",
     "generation": "Rules generated and proved, step by step, timed.",
     "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
@@ -42,6 +43,8 @@ OPTIONS = {
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),
     "rules": ("coverage", "--rules", "reads no rules"),
+    "count": ("forced", "--count", "forces no plans"),
+    "seed": ("forced", "--seed", "draws no cases"),
     "output": ("solvers", "--output", "writes no files"),
 }
 """Options of one benchmark: keyword of its `run` (or `write`) -> the benchmark, the flag, why others lack it."""
