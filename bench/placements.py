@@ -4,18 +4,31 @@ Every case is planned by the search over placements, then by joint networks, one
 micro-batches, with each of the named solvers. A joint plan that is not proved, or that takes another step, is an error
 of ours, and its row says so. Of equally good placements any may be found: `same` says where both found the same one.
 Scarce cases have a share of the memory that the best plan uses on the machine as it is.
+
+`excluded`: of the meshes with several placements (`several`), those that one relaxed network proves slower than the
+best plan, all placements at once: its tables are the least of all placements', entry by entry, without a memory limit.
+That is what a search over placements could use.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..codegen.plan.plan import Plan
+from ..codegen.planner.problem import problem_of
+from ..formulation.network.network import Network, Table
+from ..formulation.placement.placement import Placement
 from ..formulation.search_space import JOINT, SearchSpace
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.machine.machine_choice import MachineChoice
 from ..model.training import Training
 from ..solvers.budget import Budget
+from ..solvers.protocol import Limits, solver
+from ..solvers.search.memory_limits import without_limit
+from ..solvers.search.planning_problem import PlanningProblem
 from .cases import Row, Tell, captured, each, plan_of_one_stage, seconds_of
 
 SECONDS = 120.0
@@ -47,7 +60,7 @@ CASES = (
     *(Case(model, *machine) for model in MODELS for machine in (SUMMIT, A100)),
     *(Case(model, "summit", (2, 2, 2), share) for model in ("mlp", "gpt2", "dlrm") for share in (0.8, 0.6)),
     *(Case(model, None, (2, 2, 2)) for model in ("mlp", "gpt2", "dlrm")),
-    Case("bert-large", "summit", (4, 2, 3), full=True),
+    *(Case("bert-large", "summit", (nodes, 2, 3), full=True) for nodes in (4, 16)),
 )
 SMALL = (Case("mlp", None, (2, 2, 2)), Case("mlp", None, (2, 2, 2), 0.8, solvers=("auto",)))
 
@@ -67,7 +80,38 @@ def rows_of(case: Case) -> list[Row]:
         room = int(apart.report["memory_bytes"] * case.share) + machine.device.reserved_bytes
         machine = replace(machine, device=replace(machine.device, memory_bytes=room))
         apart = planned(graph, machine, training, "auto", ())
-    return [_row(case, name, apart, planned(graph, machine, training, name, JOINT)) for name in case.solvers]
+    problem = problem_of(graph, machine, training, SearchSpace(stages=1))
+    shared = excluded_at_once(problem, apart.report["objective_ns"])
+    return [_row(case, name, apart, planned(graph, machine, training, name, JOINT)) | shared for name in case.solvers]
+
+
+def excluded_at_once(problem: PlanningProblem, objective_ns: int) -> Row:
+    """How many meshes of several placements one relaxed network each excludes, with one micro-batch."""
+    meshes: defaultdict[tuple[int, ...], list[Placement]] = defaultdict(list)
+    for placement in problem.placements:
+        meshes[placement.sizes].append(placement)
+    several = [places for places in meshes.values() if len(places) > 1]
+    bounds = [relaxed_bound([problem.encoding(p, 1, fast=True).network for p in places]) for places in several]
+    return {"several": len(several), "excluded": sum(bound >= objective_ns for bound in bounds)}
+
+
+def relaxed_bound(networks: Sequence[Network]) -> int:
+    """A bound on all of the networks, which differ in tables only."""
+    known: dict[tuple[int, ...], Table] = {}
+
+    def least(tables: Sequence[Table]) -> Table:
+        return known.setdefault(tuple(map(id, tables)), np.minimum.reduce(tables))
+
+    first = networks[0]
+    costs = [least([n.variables[v].cost for n in networks]) for v in range(len(first.variables))]
+    pairs = [least([n.edges[k].cost for n in networks]) for k in range(len(first.edges))]
+    relaxed = replace(
+        without_limit(first),
+        variables=tuple(replace(x, cost=cost) for x, cost in zip(first.variables, costs, strict=True)),
+        edges=tuple(replace(e, cost=cost) for e, cost in zip(first.edges, pairs, strict=True)),
+        constant=min(n.constant for n in networks),
+    )
+    return solver("auto").solve(relaxed, Limits(SECONDS)).bound
 
 
 def planned(graph: PCG, machine: Machine, training: Training, solver: str, joint: tuple[str, ...]) -> Plan:
