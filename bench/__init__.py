@@ -19,6 +19,7 @@ BENCHES = {
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",
     "results": "Every number of the five results of P² (MLSys 2022) beside ours, and why they differ where they do.",
+    "rules": "Generated rewrite rules beside the hand-written ones: steps, what matches, what plans take.",
     "rvd": "Communication by RVD search, by sends and at the exact optimum: SuperScaler's Table 3, Figures 16 to 18.",
     "schedules": "Pipeline schedules found and proved optimal by CP-SAT, compared with the named ones.",
     "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",

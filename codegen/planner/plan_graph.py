@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...formulation.network.network import INFINITE
-from ...formulation.rewriting.cost_bound import kernel_cost
-from ...formulation.rewriting.saturate import Rewritten, rewritings
 from ...formulation.search_space import EVERYTHING, SearchSpace
 from ...model.garbage_collection import seldom_collected
 from ...model.graph.pcg import PCG
@@ -18,6 +16,7 @@ from ...solvers.protocol import Limits
 from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
 from .context import Context
+from .graph_rewritings import all_rewritings, credited
 from .pipeline_space import looked_at, pipeline_space
 from .problem import problem_of, save_network
 from .run_search import run_search, without_bundles
@@ -59,7 +58,7 @@ def plan_variant(
 ) -> Plan:
     """Plan a captured graph in one dtype and schedule, for a step of less than `cutoff` ns."""
     training, space, captured = variant.training, variant.space, time.monotonic()
-    rewritten = _rewritings(graph, machine, training, space, context) if space.rules else None
+    rewritten = all_rewritings(graph, machine, training, space, context.tell) if space.rules else None
     rewrote = time.monotonic()
     problem = problem_of(rewritten.graph if rewritten else graph, machine, training, space, graph)
     if context.save_network is not None:
@@ -96,7 +95,7 @@ def plan_variant(
         facts["rewritten"] = result.rewrites
     made = confirmed_plan(problem, found, facts, context)
     if rewritten and "rewritten" in made.report:
-        made.report["rewritten"] = _credited(made.report["rewritten"], rewritten)
+        made.report["rewritten"] = credited(made.report["rewritten"], rewritten)
     if isinstance(made, PipelinePlan) and made.schedule.limit is not None:
         context.tell("searching the order of the stages")
         made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
@@ -108,29 +107,3 @@ def plan_variant(
     seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - context.start, 3)
     return made
-
-
-def _rewritings(graph: PCG, machine: Machine, training: Training, space: SearchSpace, context: Context) -> Rewritten:
-    """All rewritings of a graph by the space's rules, which are proved first; what `fix` names is left alone.
-
-    If it names alternatives, which rewriting makes, nothing is left alone.
-    """
-    from ...solvers.proof.rewriting_rules import is_proved, rewriting_rules  # a prover, which few plans need
-
-    fixed = {name for name, _ in space.fix}
-    kept = fixed if fixed <= {node.name for node in graph.nodes} else set()
-    rules = rewriting_rules(space.rules, graph)
-    if rules.words():
-        context.tell(rules.words())
-    cost = kernel_cost(machine, training.dtype)
-    found = rewritings(graph, rules.own, space.saturation, kept, bounded=rules.bounded, cost=cost, proved=is_proved)
-    return replace(found, rules=rules.to_json())
-
-
-def _credited(changes: list[dict[str, str]], rewritten: Rewritten) -> list[dict[str, str]]:
-    """Changes of a graph with the rule that made each, for the name of the alternative."""
-    made = [({**change}, rewritten.made_by.get(change["by"])) for change in changes]
-    return [
-        {key: value for key, value in change.items() if key != "by"} | ({"rule": rule} if rule else {})
-        for change, rule in made
-    ]

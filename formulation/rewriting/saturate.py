@@ -257,7 +257,8 @@ class _Extraction:
     """Adds the e-classes to the union.
 
     Without an `order` every e-node becomes an alternative. With one, the e-nodes in `first` do, and in the order of
-    their excess at most `most` others of a tensor; `more` counts those left out.
+    their excess at most `most` others of a tensor; `more` counts those left out. Views of activations are then left
+    out too, since a network decides on a tensor and its views together.
     """
 
     def __init__(
@@ -275,6 +276,7 @@ class _Extraction:
         self.class_of = {node: name for name, one in found.items() for node in one.origins}
         self.refs: dict[str, Ref | None] = {}
         self.made: dict[ENode, Ref] = {}
+        self.stored = {*pcg.of("parameter")}  # weights, and what is made of them alone
         self.more = 0
 
     def run(self) -> None:
@@ -331,10 +333,13 @@ class _Extraction:
     def _e_node(self, e_node: ENode) -> Ref | None:
         inputs = [self._class(child) for child in e_node.inputs]
         known = [ref for ref in inputs if ref is not None]
-        if len(known) < len(inputs):
+        stored = all(ref in self.stored for ref in known)
+        if len(known) < len(inputs) or (self.order is not None and e_node.op in VIEWS and not stored):
             return None
-        self.made[e_node] = self.union.add(e_node.op, known, e_node.attributes)
-        return self.made[e_node]
+        ref = self.made[e_node] = self.union.add(e_node.op, known, e_node.attributes)
+        if stored:
+            self.stored.add(ref)
+        return ref
 
 
 def _unordered(e_node: ENode) -> ENode:
