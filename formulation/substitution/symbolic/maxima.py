@@ -5,8 +5,8 @@
     max(f(a), f(b)) = f(max(a, b)) > f does not decrease; min > f does not increase
     max over a row of what does not depend on its place is that
 
-Two candidates a, b are written as b + max(a - b, 0), with the sign that gives the least text, so |x| = 2 relu(x) - x. A
-candidate may be guarded, as the taps of a window are that lie in the padding; one candidate at least is then inside.
+Two candidates a, b are b + max(a - b, 0), with the difference whose first term is positive: |x| = 2 relu(x) - x.
+A candidate may be guarded, as the taps of a window are that lie in the padding; one candidate at least is then inside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations, product
 
-from .content import SIGMOID, SOFTPLUS, not_negative, positive, power, sigmoid, softplus, split_free
+from .content import SIGMOID, SOFTPLUS, leading, not_negative, positive, power, sigmoid, softplus, split_free
 from .terms import (
     EXP,
     MAX,
@@ -146,10 +146,11 @@ def _differences(candidates: list[Candidate]) -> tuple[Poly, list[Candidate]]:
     """The differences of few numbers to one of them, which is chosen so that they make the least text."""
     if len(candidates) > PIVOTS or any(c.variables or c.guard != ONE for c in candidates):
         return Poly(), candidates
-    best: tuple[str, Poly, list[Candidate]] | None = None
+    best: tuple[tuple[int, str], Poly, list[Candidate]] | None = None
     for pivot in candidates:
         moved = [Candidate(c.value + pivot.value.times(-1)) for c in candidates]
-        text = repr(_bodies(_without_scale(moved)[1]))
+        negative = sum(bool(c.value.terms) and leading(c.value) < 0 for c in moved)
+        text = negative, repr(_bodies(_without_scale(moved)[1]))
         if best is None or text < best[0]:
             best = text, pivot.value, moved
     assert best is not None
