@@ -33,7 +33,7 @@ from partita.model.machine.machine import Machine
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
 
-PARALLEL = ("test_emit", "test_launch", "test_plan_files", "test_threads", "test_verify")
+PARALLEL = ("test_emit", "test_launch", "test_plan_files", "test_processes", "test_threads", "test_verify")
 """Modules about threads and processes themselves: these run on all cores."""
 
 

@@ -210,13 +210,6 @@ def test_a_bundle_inside_another_over_a_second_axis() -> None:
     assert plan.verify()["ok"], plan.verify()["failure"]
 
 
-def test_micro_batches_and_processes(tmp_path: Path) -> None:
-    plan = planned(Branchy(), (2,), 8, micro_batches=2)
-    assert plan.bundles
-    verdict = plan.verify(level="torchrun")
-    assert verdict["ok"] and verdict["level"] == "torchrun", verdict
-
-
 def test_what_is_said() -> None:
     plan = planned(Branchy(), (2,), 4)
     (told,) = plan.report["bundles"]

@@ -18,10 +18,9 @@ from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
-from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.special import around, verify_strategy
 from partita.codegen.verification.threads import run_threads
-from partita.codegen.verification.verify import run, verify
+from partita.codegen.verification.verify import verify
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.special import special_rows_fit, special_strategy
 from partita.formulation.strategies import strategy
@@ -182,14 +181,6 @@ def test_positions_are_split_once() -> None:
         return special_rows_fit(taken, inputs, tuple(row.output for row in taken), (2, 2))
 
     assert fits("ring", "b.0") and fits("B", "ring") and not fits("ring", "ring") and not fits("ring", "s")
-
-
-def test_processes(tmp_path: Path) -> None:
-    """gloo sends what threads hand over."""
-    entry = special_strategy("ring")
-    graph, index = around(entry.examples[0])
-    trial = trial_of(fixed(graph, index, "ring", 3), tmp_path / "program.py")
-    assert run([trial], "pool", timeout=100)[0]["ok"]
 
 
 def twin(sequence: int, heads: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:

@@ -71,11 +71,6 @@ def test_beside_an_axis_of_copies() -> None:
         assert plan.verify()["ok"]
 
 
-def test_on_processes() -> None:
-    verdict = planned("dlrm", (2,)).verify(level="pool")
-    assert verdict["ok"], verdict
-
-
 class Clicks(nn.Module):
     """Tables with dense gradients, of a width that two heads share."""
 

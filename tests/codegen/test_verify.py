@@ -15,20 +15,15 @@ from torch.nn import functional
 from partita import PartitaError
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.context import Context
-from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
-from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify, verify_all
+from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify
 from partita.formulation.placement.placement import Placement
-from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.graph.builder import Builder
 from partita.model.machine.machine import Machine
-from partita.model.training import Training
-from partita.model.zoo import entry
 
 RANKS, BATCH, WIDTH, CLASSES = 2, 12, 6, 5
 
@@ -137,34 +132,6 @@ def test_a_right_program_passes(tmp_path: Path) -> None:
     assert verdict["checked"] == 3 + 4 + 5  # losses, gradients, weights
     assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) < 1e-12
     assert "failure" not in verdict
-
-
-def test_a_pool_runs_many_programs_and_outlives_one_that_fails(tmp_path: Path) -> None:
-    programs = (PROGRAM, PROGRAM.replace("labels = inputs", "1 / mesh.rank; labels = inputs"), PROGRAM)
-    trials = [prepared(tmp_path / f"program{number}.py", text) for number, text in enumerate(programs)]
-    verdicts = run(trials, "pool", timeout=60)
-    assert [verdict["ok"] for verdict in verdicts] == [True, False, True]
-    assert "ZeroDivisionError" in verdicts[1]["failure"]
-
-
-FAMILIES = {"dlrm": (4,), "xdl": (2, 2), "candle-uno": (4,), "llama-70b": (2, 2), "inception-v3": (4,)}
-
-
-def planned(name: str, mesh: tuple[int, ...]) -> Plan:
-    known = entry(name)
-    batch = known.default_batch(True, 4)
-    graph = capture(*load_module(name, small=True), batch=batch)
-    training, space = Training(batch, "float32", known.optimizer), SearchSpace(mesh=mesh, stages=1)
-    return plan_graph(
-        graph, Machine.adhoc(mesh), training, space, context=Context({"reference": name, "small": True, "batch": batch})
-    )
-
-
-def test_one_launch_verifies_the_families() -> None:
-    plans = [planned(name, mesh) for name, mesh in FAMILIES.items()]
-    for name, verdict in zip(FAMILIES, verify_all(plans), strict=True):
-        assert verdict["ok"], (name, verdict.get("failure"))
-        assert (verdict["level"], verdict["ranks"]) == ("pool", 4)
 
 
 FAULTS = [
