@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
-from .pipeline.schedule import requested, schedule_names
+from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class SearchSpace:
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `recompute`: a mode for every segment, or `auto`, the best for each.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
-    without. `joint`: names among `JOINT` that are variables of one network per mesh and number of micro-batches, for
-    plans without a pipeline. `rules`: choose among all rewritings by them too, as far as `saturation` goes. `fix` holds
-    (node, strategy) pairs. Without `bundles` no branches run side by side.
+    without, whatever the other options say. `joint`: names among `JOINT` that are variables of one network per mesh
+    and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
+    far as `saturation` goes. `fix` holds (node, strategy) pairs. Without `bundles` no branches run side by side.
     PartitaError: a value out of range, an unknown name, or options that contradict each other.
     """
 
@@ -87,7 +87,7 @@ class SearchSpace:
         default=None,
         metadata=option(
             bool,
-            "Optimizer states in host memory wherever that is faster, or never; by default only if nothing fits.",
+            "Optimizer states in host memory wherever that is faster, or never; by default if nothing else fits.",
             "--offload/--no-offload",
         ),
     )
@@ -159,6 +159,11 @@ class SearchSpace:
         if self.mapping is not None:
             raise PartitaError(f"--mapping {self.mapping} fixes the placement, which {named} would choose")
         self.check_unpipelined("--joint")
+
+    @property
+    def free(self) -> SearchSpace:
+        """Every plan of the captured graph that a search with this `offload` has if no other option is given."""
+        return SearchSpace(offload=self.offload, schedule=ONE_F_ONE_B.name)
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
+from ...solvers.search.planning_problem import PlanningProblem
+from ...solvers.search.result import ConfigurationSpace
 from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
 from .context import Context
@@ -68,7 +70,13 @@ def plan_variant(
     limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
     began = time.monotonic()
     backend, among = budget.backend(), pipeline_space(problem, space)
-    result = run_search(problem, among, backend, limits, budget, tell=context.tell)
+
+    def freed() -> tuple[PlanningProblem, ConfigurationSpace | None]:
+        whole = problem_of(graph, machine, training, space.free)
+        return whole, pipeline_space(whole, space.free)
+
+    narrowed = replace(space, rules=(), saturation=space.free.saturation) != space.free
+    result = run_search(problem, among, backend, limits, budget, tell=context.tell, freed=freed if narrowed else None)
     problem, found = result.problem, result.found
     ended = time.monotonic()
     seconds = {
@@ -85,7 +93,7 @@ def plan_variant(
     }
     if found.configuration is None or found.objective is None:
         seconds["total"] = round(ended - context.start, 3)
-        raise without_plan(problem, found, dict(context.model), facts, backend.name)
+        raise without_plan(result, dict(context.model), facts, backend.name)
     facts |= {
         "objective_ns": found.objective,
         "gap": relative_gap(found.objective, found.bound),

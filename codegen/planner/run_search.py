@@ -1,10 +1,13 @@
-"""Run a search; if nothing fits the devices, once more with optimizer states in the host's memory."""
+"""Run a search; if the model fits the devices in no way, once more with optimizer states in the host's memory.
+
+Options that narrow the space do not add states on the host: else a narrower space could have a faster plan.
+"""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...formulation.network.network import INFINITE
 from ...solvers.budget import Budget
@@ -16,14 +19,25 @@ from ...solvers.search.result import ConfigurationSpace, SearchResult
 from ...solvers.search.search import search
 from .wide_rewriting import with_wide_meshes
 
+ANY_PLAN = 0.999
+"""The gap of a search that may end with its first plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The problem that was searched last, the result, and the tensors that were rewritten before the search."""
+    """The problem that was searched last, the result, and the tensors that were rewritten before the search.
+
+    `fits_freely`: nothing fits, but a plan without the options that narrow the space does.
+    """
 
     problem: PlanningProblem
     found: SearchResult
     rewrites: list[dict[str, str]]
+    fits_freely: bool = False
+
+
+Freed: TypeAlias = Callable[[], tuple[PlanningProblem, ConfigurationSpace | None]]
+"""The problem and the configurations without the options that narrow the space."""
 
 
 def run_search(
@@ -34,10 +48,11 @@ def run_search(
     budget: Budget,
     *,
     tell: Callable[[str], None],
+    freed: Freed | None = None,
 ) -> SearchOutcome:
     """Search a space (None: no pipelines); if nothing fits, once more with states on the host, if the options admit it.
 
-    A double-buffered schedule keeps no states on the host.
+    A double-buffered schedule keeps no states on the host. `freed` is None if no option narrows the space.
     """
     first = _search_once(problem, space, backend, limits, budget)
     double_buffered = space is not None and space.schedule.double_buffered
@@ -45,6 +60,11 @@ def run_search(
         return first
     if problem.space.offload is not None or not _lacks_memory(first, limits):
         return first
+    if freed is not None:
+        tell("nothing fits: searching for any plan without these options")
+        left = Limits(limits.seconds - first.found.seconds, gap=ANY_PLAN)
+        if _search_once(*freed(), backend, left, budget).found.objective is not None:
+            return replace(first, fits_freely=True)
     tell("nothing fits: searching with optimizer states in the host's memory")
     left = replace(limits, seconds=limits.seconds - first.found.seconds)
     offloaded = replace(problem, space=replace(problem.space, offload=True))

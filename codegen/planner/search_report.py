@@ -10,6 +10,7 @@ from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
 from .left_out import fixed, outside
+from .run_search import SearchOutcome
 
 INTERRUPTED_EARLY = "interrupted before any plan was found"
 
@@ -75,10 +76,9 @@ def refusal_text(found: SearchResult) -> str:
     return f"{found.refused} of {found.solved} networks: {found.solver_words}"
 
 
-def without_plan(
-    problem: PlanningProblem, found: SearchResult, model: dict[str, Any], searched: dict[str, Any], solver: str
-) -> PartitaError:
+def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[str, Any], solver: str) -> PartitaError:
     """The error for a search without a plan: no placement fits, it ended too soon, or the solver gave no answer."""
+    problem, found = outcome.problem, outcome.found
     machine, gib = problem.machine, 2**30
     capacity = machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
@@ -90,6 +90,7 @@ def without_plan(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
             + (", with optimizer states in the host's memory" if problem.space.offload else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
+            + ("; it fits without the options that narrow the search, or perhaps with --offload" * outcome.fits_freely)
         )
     summary = {
         "model": model.get("reference"),

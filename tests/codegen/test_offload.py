@@ -308,12 +308,14 @@ def test_the_host_takes_what_fits_nowhere_else() -> None:
     options: dict[str, Any] = {"mesh": (2,), "micro_batches": 1}
     ample = partita.optimize(module, inputs, cramped(2.0), **options)
     assert not any(c.offloaded for c in ample.choices) and "offload" not in ample.report["space"]
-    tight = partita.optimize(module, inputs, cramped(0.62), **options)
-    assert any(c.offloaded for c in tight.choices) and tight.report["space"]["offload"]
+    tight = partita.optimize(module, inputs, cramped(0.4))
+    assert any(c.offloaded for stage in tight.stages for c in stage.choices) and tight.report["space"]["offload"]
     assert tight.report["memory_bytes"] <= tight.machine.device.capacity_bytes
     assert tight.report["objective_ns"] > ample.report["objective_ns"] and tight.verify()["ok"]
     with pytest.raises(PartitaError, match="fits no placement"):
-        partita.optimize(module, inputs, cramped(0.62), offload=False, **options)
+        partita.optimize(module, inputs, cramped(0.4), offload=False)
+    with pytest.raises(PartitaError, match="it fits without the options that narrow the search, or perhaps with --off"):
+        partita.optimize(module, inputs, cramped(0.62), **options)
     asked = partita.optimize(module, inputs, cramped(2.0), offload=True, **options)
     assert asked.report["objective_ns"] == ample.report["objective_ns"]
 
