@@ -33,6 +33,7 @@ from ...formulation.substitution.symbolic.terms import (
     IS_POSITIVE,
     MAX,
     POSITION,
+    SIZE,
     Body,
     Count,
     Factor,
@@ -319,6 +320,8 @@ class Decider:
         return total
 
     def _variable(self, name: str) -> Any:
+        if name.startswith(SIZE):
+            return self._count(name.removeprefix(SIZE))
         return self.z3.Int(name, self.context)
 
     def _place(self, place: Place) -> Any:

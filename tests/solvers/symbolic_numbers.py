@@ -21,6 +21,7 @@ from partita.formulation.substitution.symbolic.terms import (
     MAX,
     NOT_LATER,
     POSITION,
+    SIZE,
     Body,
     Count,
     Factor,
@@ -76,7 +77,7 @@ class Numbers:
                 ((term, _),) = value.at(indices[0], tuple(indices[1:])).terms
                 (read,) = term.factors
                 where = tuple(self._number(i, env) for i in indices)
-                self.elements[read.tensor, tuple(_at(p, env) for p in read.places)] = float(inputs[name][where])
+                self.elements[read.tensor, tuple(self._at(p, env) for p in read.places)] = float(inputs[name][where])
 
     def array(self, value: Symbolic) -> np.ndarray[Any, Any]:
         """A value as an array [replicas, *shape]."""
@@ -99,16 +100,16 @@ class Numbers:
         if isinstance(f, Count):
             return float(self._size((f.atom,))) ** f.power
         if isinstance(f, Guard):
-            return float(0 <= _at(f.place, env) < self._size((f.atom,)))
+            return float(0 <= self._at(f.place, env) < self._size((f.atom,)))
         if not isinstance(f, Fn):
-            key = f.tensor, tuple(_at(p, env) for p in f.places)
+            key = f.tensor, tuple(self._at(p, env) for p in f.places)
             return self.elements.get(key, 0.0)  # guards are 0 outside
         if f.name == POSITION:
-            return float(_at(f.places[0], env))
+            return float(self._at(f.places[0], env))
         if f.name == HIT:
-            return float(self.value(f.arguments[0].value, env) == _at(f.places[0], env))
+            return float(self.value(f.arguments[0].value, env) == self._at(f.places[0], env))
         if f.name == NOT_LATER and len(f.places) == 2:
-            return float(_at(f.places[1], env) <= _at(f.places[0], env))
+            return float(self._at(f.places[1], env) <= self._at(f.places[0], env))
         if f.name == MAX:
             return max(v for body in f.arguments for v in self._row(body, env))
         if f.name == INSIDE:
@@ -159,7 +160,7 @@ class Numbers:
         total = 0
         for radix, digit in index:
             if isinstance(digit, Place):
-                mine = _at(digit, env)
+                mine = self._at(digit, env)
             else:
                 assert isinstance(radix, Cases)
                 before = sum(self._size(e) for e in radix.elements[: digit[0]])
@@ -167,6 +168,6 @@ class Numbers:
             total = total * self._size((radix,)) + mine
         return total
 
-
-def _at(place: Place, env: Env) -> int:
-    return place.offset + sum(k * env[name] for name, k in place.terms)
+    def _at(self, place: Place, env: Env) -> int:
+        sizes = {name: self._size((name.removeprefix(SIZE),)) for name, _ in place.terms if name.startswith(SIZE)}
+        return place.offset + sum(k * {**env, **sizes}[name] for name, k in place.terms)

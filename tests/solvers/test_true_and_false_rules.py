@@ -18,12 +18,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 # True, and not proved today.
 OPEN = {
-    "flip twice",
-    "flip through relu",
-    "sum of flip",
     "flip of joined",
-    "flip in a product",
-    "attention with keys flipped",
     "gather of relu",
     "pad summed",
     "pad in a product",
@@ -46,7 +41,7 @@ def test_true_rules_are_proved_and_hold() -> None:
     rules = load_rules(DATA / "true_rules.txt")
     unproved = {rule.name for rule in rules if verify_rule(rule).verdict != "proved"}
     assert unproved == OPEN
-    assert len(OPEN) < 0.06 * len(rules)
+    assert len(OPEN) < 0.05 * len(rules)
     assert not [rule.name for rule in rules if rule.name not in OPEN and not agrees(rule)]
 
 

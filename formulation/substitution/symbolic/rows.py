@@ -20,7 +20,7 @@ from .functions import positivity
 from .indices import Index, every, number_of
 from .maxima import Candidate
 from .scope import Scope, dim_of, whole_number
-from .terms import Place, Poly, constant
+from .terms import Place, Poly, constant, from_end
 from .types import Mismatch, Stuck, Type, product_of
 from .values import Application, ElementTask, Letters, Symbolic, merged
 from .windows import numbers, seen, window
@@ -228,6 +228,29 @@ def triangle(lower: bool) -> Meaning:
     return meaning
 
 
+def flip(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
+    """Places counted from the other end, along dims of one atom or number."""
+    value, given = _one(values, apply.op), apply["dims"]
+    dims = {dim_of(d, len(value.dims), apply.op) for d in (given if isinstance(given, tuple) else (given,))}
+    if any(merged(value.digits[d], scope.unifier) for d in dims):
+        raise Mismatch("flip: needs a dim whole that is cut")
+
+    def other(index: Index) -> Index:
+        if not index:
+            return index
+        ((radix, digit), *more) = index
+        if more or not isinstance(digit, Place):
+            raise Stuck("flip of a dim that is cut or joined")
+        if isinstance(radix, int):
+            return ((radix, Place(offset=radix - 1).plus(digit, -1)),)
+        return ((radix, from_end(digit, str(radix))),)
+
+    def at(replica: Index, indices: tuple[Index, ...]) -> Poly:
+        return value.at(replica, tuple(other(i) if d in dims else i for d, i in enumerate(indices)))
+
+    return [replace(value, at=at)]
+
+
 def adaptive(name: str) -> Meaning:
     """Pooling of everything into one place."""
 
@@ -251,6 +274,7 @@ DEFINED: Mapping[str, Meaning] = {
     "avg_pool": pooled(largest=False),
     "adaptive_max_pool": adaptive("amax"),
     "adaptive_avg_pool": adaptive("mean"),
+    "flip": flip,
     "tril": triangle(lower=True),
     "triu": triangle(lower=False),
     "layer_norm": normalized(centred=True),

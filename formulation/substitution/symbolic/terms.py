@@ -33,12 +33,14 @@ NOT_LATER = "not later "  # 1 where a key's place is not behind the query's; the
 CONDITIONS = (IS_ZERO, IS_POSITIVE, HIT)  # 1 or 0
 MAX_ORDERS = 5040  # orders of variables tried for a normal form
 
+SIZE = "#"  # begins the name of an atom's size in a place
+
 _numbers = count()
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """An index along an atom: `offset + sum(factor * variable)`, with integers."""
+    """An index along an atom: `offset + sum(factor * variable)`, with integers; `SIZE` and an atom name its size."""
 
     terms: tuple[tuple[str, int], ...] = ()
     offset: int = 0
@@ -52,6 +54,11 @@ class Place:
         for name, by in other.terms:
             total[name] = total.get(name, 0) + by * factor
         return Place(tuple(sorted((n, k) for n, k in total.items() if k)), self.offset + other.offset * factor + offset)
+
+    def moved(self, name: str, place: Place) -> Place:
+        """The place with another one for a variable."""
+        times = dict(self.terms).get(name, 0)
+        return Place(tuple(t for t in self.terms if t[0] != name), self.offset).plus(place, times) if times else self
 
     def renamed(self, names: Mapping[str, str]) -> Place:
         return Place(tuple(sorted((names.get(n, n), k) for n, k in self.terms)), self.offset)
@@ -223,6 +230,47 @@ def rename(value: Factor, names: Mapping[str, str]) -> Factor:
     return value
 
 
+def moved(value: Factor, name: str, place: Place) -> Factor:
+    """A factor with a place for one of its free variables."""
+    if isinstance(value, Read):
+        return Read(value.tensor, tuple(p.moved(name, place) for p in value.places))
+    if isinstance(value, Guard):
+        return Guard(value.place.moved(name, place), value.atom)
+    if isinstance(value, Fn):
+        bodies = tuple(Body(b.variables, _moved_poly(b.value, name, place)) for b in value.arguments)
+        return Fn(value.name, bodies, tuple(p.moved(name, place) for p in value.places))
+    return value
+
+
+def _moved_poly(poly: Poly, name: str, place: Place) -> Poly:
+    if name not in free_of(poly):
+        return poly
+    fresh = ((_freshened(term), coefficient) for term, coefficient in poly.terms)
+    return _collected((_normal(t.variables, tuple(moved(f, name, place) for f in t.factors)), c) for t, c in fresh)
+
+
+def from_end(place: Place, atom: str) -> Place:
+    """The same place counted from the other end of an atom."""
+    return Place.of(f"{SIZE}{atom}").plus(place, -1, -1)
+
+
+def _reversed(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """sum(v) f(n - 1 - v) = sum(v) f(v): each variable is counted from the end at which it makes the lesser text."""
+    for name, atom in variables:
+        mine = [f for f in factors if name in free(f)]
+        if not any(f"{SIZE}{atom}" in free(f) for f in mine) or any(_selects(f) for f in mine):
+            continue
+        others = tuple(moved(f, name, from_end(Place.of(name), atom)) for f in factors)
+        if sorted(map(_size_uses, others)) < sorted(map(_size_uses, factors)):
+            factors = others
+    return factors
+
+
+def _size_uses(f: Factor) -> tuple[int, str]:
+    """How often a factor's text has sizes in places, for the choice between two texts; names do not matter."""
+    return repr(f).count(f"'{SIZE}"), f.tensor if isinstance(f, Read) else ""
+
+
 def rename_poly(poly: Poly, names: Mapping[str, str]) -> Poly:
     """Rename the free variables of a polynomial; bound ones have distinct names (`_normal`)."""
     if not any(v in names for term, _ in poly.terms for f in term.factors for v in free(f)):
@@ -261,6 +309,8 @@ def _normal(variables: tuple[tuple[str, str], ...], factors: tuple[Factor, ...])
         variables, factors = _selected(variables, factors)
     if EXP in named:
         factors = _one_power(factors)
+    if variables and any(n.startswith(SIZE) for f in factors for n in free(f)):
+        factors = _reversed(variables, factors)
     used = {name for f in factors for name in free(f)}
     powers: dict[str, int] = {}
     rest: list[Factor] = []
