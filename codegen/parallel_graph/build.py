@@ -51,6 +51,8 @@ def parallel_graph(plan: Plan) -> ParallelGraph:
     """
     if plan.size > 1:
         raise PartitaError("a pipelined plan has no PCG: each of `plan.stages` has its own")
+    if plan.ranges:
+        raise PartitaError("a plan with parallel branches on ranges of coordinates has no PCG with parallel operators")
     return _Build(plan).run()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, innermost, inside
@@ -70,8 +70,11 @@ def _check_layouts(plan: Plan, index: int, fitting: set[tuple[tuple[int, ...], L
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
     if len(choice.inputs) != (0 if node.op in SOURCES else len(node.inputs)):
         raise PartitaError(f"node {node.name!r}: {len(choice.inputs)} input layouts for {len(node.inputs)} inputs")
+    here = plan.at(index)
     for i, layout in zip((index, index, *node.inputs), (choice.output, choice.given, *choice.inputs), strict=True):
-        if (known[i].sizes, layout) not in fitting:
+        if here is not plan:
+            _check_layout(here, node.name, known[i].sizes, layout)
+        elif (known[i].sizes, layout) not in fitting:
             _check_layout(plan, node.name, known[i].sizes, layout)
             fitting.add((known[i].sizes, layout))
 
@@ -79,7 +82,7 @@ def _check_layouts(plan: Plan, index: int, fitting: set[tuple[tuple[int, ...], L
 def _check_strategy(plan: Plan, index: int, joined: int | None) -> None:
     """A node has a strategy on every axis, except the one over which it joins branches; they are compatible."""
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)
-    sizes = plan.placement.sizes
+    sizes = plan.at(index).placement.sizes
     legal = {(row.inputs, row.output): row for row in rows(plan.graph, index)}
     letters = [(tuple(x[axis] for x in choice.inputs), choice.output[axis]) for axis in range(len(sizes))]
     for axis, (inputs, output) in enumerate(letters):
@@ -134,6 +137,7 @@ def _check_bundles(plan: Plan) -> None:
         name, (axis, *places) = plan.graph.nodes[join].name, plan.choices[join].joins
         if not 0 <= axis < len(plan.placement.sizes) or not all(0 <= x < plan.placement.sizes[axis] for x in places):
             raise PartitaError(f"node {name!r}: branches at {places} of axis {axis}, which has no such coordinates")
+        _check_shares(plan, found[join], axis)
         for i, place in inside(found[join], places):
             if axis in dict(taken.setdefault(i, [])):
                 raise PartitaError(f"node {plan.graph.nodes[i].name!r} is inside two bundles over one axis")
@@ -141,6 +145,8 @@ def _check_bundles(plan: Plan) -> None:
             _check_whole(plan, i, axis)
         for i in found[join].nodes:
             for source, layout in zip(plan.graph.nodes[i].inputs, plan.choices[i].inputs, strict=True):
+                if i in plan.range_of:
+                    layout = (*layout[:axis], plan.choices[source].given[axis], *layout[axis + 1 :])
                 if source == found[join].fork and plan.choices[source].given != layout:
                     raise PartitaError(f"node {plan.graph.nodes[i].name!r} converts the input of its bundle")
         _check_join(plan, found[join], axis)
@@ -151,11 +157,27 @@ def _check_bundles(plan: Plan) -> None:
             )
 
 
+def _check_shares(plan: Plan, bundle: Bundle, axis: int) -> None:
+    """Ranges of coordinates are those of a sum, inside the axis, and disjoint or the same."""
+    choice, name = plan.choices[bundle.join], plan.graph.nodes[bundle.join].name
+    if not choice.shares:
+        return
+    if len(choice.shares) != len(bundle.branches) or min(choice.shares) < 1:
+        raise PartitaError(f"node {name!r}: shares {choice.shares} of {len(bundle.branches)} branches")
+    if not bundle.adds or bundle.outside or plan.graph.part is not None:
+        raise PartitaError(f"node {name!r}: only branches of a sum of a whole model can have several coordinates")
+    ends = {(start, start + share) for start, share in zip(choice.joins[1:], choice.shares, strict=True)}
+    crossed = any(a < d and c < b for (a, b), (c, d) in combinations(sorted(ends), 2))
+    if crossed or max(stop for _, stop in ends) > plan.placement.sizes[axis]:
+        raise PartitaError(f"node {name!r}: ranges {sorted(ends)} of axis {axis} overlap, or leave it")
+
+
 def _check_join(plan: Plan, bundle: Bundle, axis: int) -> None:
     """A bundle joins whole branches: a `cat` into a whole or parts of the batch, a sum into addends."""
     graph, name = plan.graph, plan.graph.nodes[bundle.join].name
     for index in bundle.joining:
-        given = [P if i in bundle.adds else B if graph.nodes[i].gradient else R for i in graph.nodes[index].inputs]
+        inputs = graph.nodes[index].inputs
+        given = [P if i in (*bundle.adds, *plan.range_of) else B if graph.nodes[i].gradient else R for i in inputs]
         for i, layout in zip(graph.nodes[index].inputs, plan.choices[index].inputs, strict=True):
             if i in bundle.outside and graph.nodes[i].op != "input" and plan.choices[i].given != layout:
                 raise PartitaError(f"node {graph.nodes[index].name!r} converts the input of its bundle")
@@ -173,7 +195,8 @@ def _check_whole(plan: Plan, index: int, axis: int) -> None:
     node, choice, known = plan.graph.nodes[index], plan.choices[index], atoms(plan.graph)[index]
     sources = [plan.graph.nodes[i].gradient and node.gradient for i in node.inputs]
     letters = [layout[axis] for layout in (choice.output, choice.given, *choice.inputs)]
-    if letters != [B if gradient else R for gradient in (node.gradient, node.gradient, *sources)]:
+    whole = [B if gradient else R for gradient in (node.gradient, node.gradient, *sources)]
+    if letters != whole and (index not in plan.range_of or node.op in SOURCES):
         raise PartitaError(f"node {node.name!r} is at one coordinate, so it must be whole there")
     first = {S(a) for a in known.of_dim(0)} if node.op in SOURCES and node.shape else set()
     if choice.joins[:1] == (axis,) or choice.sharded_states or choice.offloaded or first & {*choice.output}:

@@ -22,7 +22,8 @@ class Choice:
     over the axes on which it is stored at B (ZeRO-1), with `sharded_gradients` its accumulated gradient too (ZeRO-2).
     `offloaded`: the states are in the host's memory between updates. `beside`: the node or weight is only at one
     coordinate of an axis, (axis, coordinate), in parallel with the other branches of a bundle; nested bundles add more.
-    `joins`: of the node that joins branches (axis, *coordinates of the branches). `at`: of tables that are spread over
+    `joins`: of the node that joins branches (axis, *coordinates of the branches); `shares`: how many coordinates each
+    branch has from there on, over which it splits its samples (empty: one each). `at`: of tables that are spread over
     the axis at P, pieces: (name of the table, first column, the one after the last, coordinate).
     """
 
@@ -35,6 +36,7 @@ class Choice:
     offloaded: bool = False
     beside: tuple[tuple[int, int], ...] = ()
     joins: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
     at: tuple[tuple[str, int, int, int], ...] = ()
 
     @property
@@ -85,6 +87,8 @@ def choice_json(graph: PCG, index: int, choice: Choice) -> dict[str, Any]:
         result["beside"] = [list(pair) for pair in choice.beside]
     if choice.joins:
         result["joins"] = list(choice.joins)
+    if choice.shares:
+        result["shares"] = list(choice.shares)
     if choice.at:
         result["at"] = [list(piece) for piece in choice.at]
     return result
@@ -97,7 +101,7 @@ def read_choice(graph: PCG, index: int, data: Any) -> Choice:
     def layout(i: int, letters: Any) -> Layout:
         return tuple(_letter(known[i], x) for x in as_list(letters))
 
-    extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "at"})
+    extra = sorted(data.keys() - {"inputs", "output", "shared", *FLAGS, "beside", "joins", "shares", "at"})
     if extra:
         raise ValueError(f"{extra[0]!r} is not a field of a choice")
     inputs = as_list(data["inputs"])
@@ -113,6 +117,7 @@ def read_choice(graph: PCG, index: int, data: Any) -> Choice:
         layout(index, data["shared"]) if "shared" in data else None,
         beside=tuple((whole(axis), whole(coordinate)) for axis, coordinate in pairs),
         joins=tuple(whole(x) for x in as_list(data.get("joins", []))),
+        shares=tuple(whole(x) for x in as_list(data.get("shares", []))),
         at=tuple(_piece(*as_list(piece)) for piece in as_list(data.get("at", []))),
         **flags,
     )

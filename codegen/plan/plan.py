@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...formulation.bundles.bundles import Bundle, find_bundles
+from ...formulation.bundles.ranges import within
 from ...formulation.pipeline.orders import Orders
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule, schedule_named
 from ...formulation.placement.placement import Placement, of_rows
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.atoms import atoms
-from ...model.graph.layout import Layout
+from ...model.graph.layout import Layout, is_split
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries
 from ...model.machine.collective_price import CollectivePrice
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..parallel_graph.graph import ParallelGraph
+
+
+Range: TypeAlias = tuple[int, int, int]
+"""An axis, its first coordinate, and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,39 @@ class Plan:
         """The nodes that join parallel branches, each with the axis that these are on."""
         return {i: self._choice(join).joins[0] for join, bundle in self.bundles.items() for i in bundle.joining}
 
+    @cached_property
+    def range_of(self) -> dict[int, Range]:
+        """The nodes inside of branches that have several coordinates of an axis, with these."""
+        found: dict[int, Range] = {}
+        for join, bundle in self.bundles.items():
+            (axis, *places), shares = self.choices[join].joins, self.choices[join].shares
+            for branch, start, share in zip(bundle.branches, places, shares or (1,) * len(places), strict=True):
+                if share > 1:
+                    found |= dict.fromkeys((*branch.nodes, *branch.weights), (axis, start, start + share))
+        return found
+
+    @cached_property
+    def ranges(self) -> dict[Range, Plan]:
+        """The plans of what is on such a range of coordinates, on a mesh of which the axis has only these."""
+        return {one: self._on(*one) for one in sorted({*self.range_of.values()})}
+
+    def at(self, node: int) -> Plan:
+        """The plan on whose mesh a node is computed: this one, or that of its range of coordinates."""
+        return self.ranges[self.range_of[node]] if node in self.range_of else self
+
+    def _on(self, axis: int, start: int, stop: int) -> Plan:
+        part = within(self.machine, self.placement, axis, stop - start)
+        if part is None:
+            name = self.graph.nodes[next(i for i, one in self.range_of.items() if one == (axis, start, stop))].name
+            raise PartitaError(f"node {name!r}: axis {axis} lies on several levels, or on no switch: it has no ranges")
+        names = tuple(f"{name}_{start}_{stop}" if a == axis else name for a, name in enumerate(self.axes))
+        bare = tuple(replace(choice, beside=(), joins=(), shares=()) for choice in self.choices)
+        found = copy(self)
+        for name in ("axes", "range_of", "ranges", "joined", *(key for key in vars(self) if "." in key)):
+            vars(found).pop(name, None)
+        vars(found).update(machine=part[0], placement=part[1], choices=bare, names=names, recompute={})
+        return found
+
     @property
     def separate_states(self) -> bool:
         """True if accumulated gradients or optimizer states lie elsewhere than the weights, or have another dtype."""
@@ -127,7 +166,9 @@ class Plan:
         """A layout in words of this plan's axes: `data:S(0) tensor:P`, `@1` at coordinate 1; R is left out."""
         words = [letter_text(atoms(self.graph)[node], letter) for letter in layout]
         for axis, coordinate in self._choice(node).beside:
-            words[axis] = f"@{coordinate}"
+            _, start, stop = self.range_of.get(node, (axis, coordinate, coordinate + 1))
+            split = f" {words[axis]}" if is_split(layout[axis]) else ""
+            words[axis] = f"@{start}" if stop == start + 1 else f"@{start}..{stop - 1}{split}"
         return " ".join(f"{a}:{word}" for a, word in zip(self.axes, words, strict=True) if word != "R") or "R"
 
     def _choice(self, node: int) -> Choice:

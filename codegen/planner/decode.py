@@ -38,12 +38,14 @@ def choices(found: Encoding, assignment: Sequence[int]) -> tuple[Choice, ...]:
             choice = _repeated(found, assignment, index)
         elif index in found.weights:
             variable, stored = found.weights[index]
-            o = 0 if found.unused(assignment, variable) else found.option(assignment, variable)[0]
+            o, placed = (0, None) if found.unused(assignment, variable) else found.option(assignment, variable)
             layout = stored.space.layout(int(stored.codes[o]))
             shared = _shared(found, assignment, index)
             regather = bool(stored.regather[o]) and recomputed.isdisjoint(found.pcg.consumers[index])
             shards = bool(stored.sharded[o]), bool(stored.scattered[o])
             choice = Choice((), layout, shared, regather, *shards, bool(stored.offloaded[o]))
+            if placed is not None and placed.layouts:
+                choice = Choice((), placed.layouts[0], shared)
             for letter, spread in zip(layout, stored.spreads, strict=False):
                 if letter == P and spread is not None:
                     choice = replace(choice, at=at_of(node, spread))
@@ -90,18 +92,21 @@ def _strategy(found: Encoding, assignment: Sequence[int], index: int) -> Choice:
     o, placed = found.option(assignment, variable)
     inputs = tuple(s.layout(int(c[o])) for s, c in zip(options.input_spaces, options.inputs, strict=True))
     output = options.output_space.layout(int(options.output[o]))
+    if placed is not None and placed.layouts:
+        inputs, output = placed.layouts[:-1], placed.layouts[-1]
     choice = Choice(inputs, output, _shared(found, assignment, node))
     for level in placed.levels if placed else ():
         if index in level.bundle.joining:  # on its axis, every branch's result is whole at one coordinate
             axis, adds = level.axis, level.bundle.adds
             letters = [B if found.pcg.nodes[i].gradient else R for i in found.pcg.nodes[index].inputs]
+            ranged = {end for end, share in zip(level.bundle.ends, level.shares, strict=False) if share > 1}
             inputs = tuple(
-                x if i in adds else (*x[:axis], w, *x[axis + 1 :])
-                for i, x, w in zip(found.pcg.nodes[index].inputs, inputs, letters, strict=True)
+                x if i in adds or i in ranged else (*x[:axis], w, *x[axis + 1 :])
+                for i, x, w in zip(found.pcg.nodes[index].inputs, choice.inputs, letters, strict=True)
             )
             choice = replace(choice, inputs=inputs)
             if index == level.bundle.join:
-                choice = replace(choice, joins=(axis, *level.places))
+                choice = replace(choice, joins=(axis, *level.places), shares=level.shares)
     return choice
 
 
@@ -121,7 +126,10 @@ def _shared(found: Encoding, assignment: Sequence[int], index: int) -> Layout | 
     hub, table = found.hubs[index]
     if found.unused(assignment, hub):
         return None
-    option = found.option(assignment, hub)[0] % len(table.codes)  # those that are kept for backward follow the others
+    option, placed = found.option(assignment, hub)
+    if placed is not None and placed.layouts:
+        return placed.layouts[0]
+    option %= len(table.codes)  # those that are kept for backward follow the others
     return space(found.placement.sizes, atoms(found.pcg)[index].sizes).layout(int(table.codes[option]))
 
 
@@ -140,6 +148,10 @@ def _wanted_of_inputs(found: Encoding, assignment: Sequence[int]) -> dict[int, l
             if not _is_computed(found, assignment, use.node):
                 continue
             layout = _strategy(found, assignment, found.classes.decides(use.node)).inputs[use.operand]
+            placed = found.option(assignment, found.operators[found.classes.decides(use.node)][0])[1]
+            if placed is not None and placed.layouts:  # cut on the range of its branch alone
+                axis = placed.levels[0].axis
+                layout = (*layout[:axis], R, *layout[axis + 1 :])
             wanted.setdefault(base, []).append(tuple(S(use.atoms[atom_of(x)]) if is_split(x) else x for x in layout))
     return wanted
 
@@ -204,6 +216,7 @@ def _bundle_reports(found: Encoding, assignment: Sequence[int]) -> list[dict[str
         {
             nodes[level.bundle.join].op: nodes[level.bundle.join].name,
             "axis": level.axis,
+            **({"shares": list(level.shares)} if level.shares else {}),
             "places": {nodes[i].name: at for i, at in zip(level.bundle.ends, level.places, strict=True)},
             "beside_ns": level.slowest[0],
             "in_turn_ns": sum(level.times) + level.add_ns * (len(level.places) - 1),

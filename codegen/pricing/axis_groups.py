@@ -1,8 +1,8 @@
 """Groups of mesh axes over which collectives run: their levels by name, and the programs of these collectives."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ...formulation.reduction.optimal import CheapestPrograms, cheapest_programs
 from ...formulation.reduction.program import Reduction, ReductionProgram, Step, step_text
@@ -20,13 +20,15 @@ ACTIONS = dict(zip(KINDS, (Action.SUM, Action.SCATTER_SUM, Action.GATHER), stric
 class Group:
     """One axis, or several that sum gradients together: its name, its levels (name to size), and what runs there.
 
-    `programs` has the collectives of this plan for which some payload takes more than one step.
+    `programs` has the collectives of this plan for which some payload takes more than one step. `among`: only ranks on
+    this range of coordinates (axis, first, the one after the last) are in such a group.
     """
 
     axes: tuple[int, ...]
     name: str
     levels: Mapping[str, int]
     programs: Mapping[str, CheapestPrograms]
+    among: tuple[int, int, int] | None = None
 
     def level(self, step: Step) -> str:
         """The name of the levels of a step: `gpu`, `node+gpu`, or `node of first gpu` where the other gpus rest."""
@@ -41,8 +43,9 @@ class Group:
 
 def summed_over(plan: Plan, index: int) -> tuple[int, ...]:
     """The axes over which the gradient of a weight is added up."""
-    choice = plan.choices[index]
-    letters = zip(choice.output, plan.placement.sizes, strict=True)
+    here = plan.at(index)
+    choice = here.choices[index]
+    letters = zip(choice.output, here.placement.sizes, strict=True)
     return tuple(a for a, (letter, size) in enumerate(letters) if letter == B and size > 1 and a not in choice.alone)
 
 
@@ -53,21 +56,35 @@ def joint_name(plan: Plan, axes: Sequence[int]) -> str:
 
 @once_per_plan
 def axis_groups(plan: Plan) -> tuple[Group, ...]:
-    """All axes of a stage's mesh, then the joint ones over which gradients are summed, each with its programs."""
+    """All axes of a stage's mesh, then the joint ones over which gradients are summed, each with its programs.
+
+    At last those of ranges of coordinates, on which parallel branches lie.
+    """
     first = plan.parts[0]
     kinds = {action.value: kind for kind, action in ACTIONS.items()}
     used: dict[tuple[int, ...], set[str]] = {(a,): set() for a in range(len(first.axes))}
     sizes = first.placement.sizes
     for part in plan.parts:
         for index in part.graph.of("parameter"):
-            axes = summed_over(part, index)
+            axes = summed_over(part, index) if index not in part.range_of else ()
             if axes and part.graph.nodes[index].gradient:
                 used.setdefault(axes, set())
         for item in stage_price(part).items:
             axes = tuple(a for a in item.axes if sizes[a] > 1)
             if item.kind in kinds and axes:
                 used.setdefault(axes, set()).add(kinds[item.kind])
-    return tuple(_group(first, axes, found) for axes, found in used.items())
+    return (*(_group(first, axes, found) for axes, found in used.items()), *_groups_of_ranges(plan))
+
+
+def _groups_of_ranges(plan: Plan) -> Iterator[Group]:
+    """The part of its axis that a range of coordinates is, and the joint axes over which gradients are summed there."""
+    for among, part in plan.ranges.items() if plan.size == 1 else ():
+        weights = [i for i in plan.graph.of("parameter") if plan.range_of.get(i) == among]
+        summed = {summed_over(part, i) for i in weights if plan.graph.nodes[i].gradient} - {()}
+        for axes in sorted({(among[0],), *summed}):
+            if among[0] in axes:
+                kinds = {"all_reduce"} if axes in summed else set[str]()
+                yield replace(_group(part, axes, kinds), among=among)
 
 
 def _group(plan: Plan, axes: tuple[int, ...], used: set[str]) -> Group:

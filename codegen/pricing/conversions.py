@@ -20,10 +20,20 @@ _WRITTEN = (Action.GATHER, Action.PAD, Action.SLICE, Action.KEEP_FIRST)
 
 
 class Conversions:
-    """Collects the items and the memory of a stage's price."""
+    """Collects the items and the memory of a stage's price, or of what lies on one of its `Plan.ranges`.
 
-    def __init__(self, plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> None:
-        self.plan, self.graph, self.k = plan, plan.graph, plan.micro_batches
+    `whole` is the plan of the stage.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weight_versions: int = 0,
+        deferred_weight_gradients: int = 0,
+        *,
+        whole: Plan,
+    ) -> None:
+        self.plan, self.graph, self.k, self.whole = plan, plan.graph, plan.micro_batches, whole
         self.weight_versions, self.deferred_weight_gradients = weight_versions, deferred_weight_gradients
         self.device, self.precision = plan.machine.device, precision(plan.dtype)
         self.transitions = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
@@ -41,6 +51,14 @@ class Conversions:
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
         self.restored: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # by recomputing a segment
+
+    def is_here(self, index: int) -> bool:
+        """True if a node is computed on the mesh of `plan`."""
+        return self.whole.at(index) is self.plan
+
+    def reads_here(self, index: int, use: Use) -> bool:
+        """True if a tensor is converted for a reader on that mesh: that of its range, else the reader's."""
+        return self.is_here(index if index in self.whole.range_of else use.node)
 
     # Recomputation
 

@@ -273,14 +273,7 @@ class OperatorPrices(Conversions):
         if choice.shared is not None:
             moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=PriceSlot.AFTER)
             self.share_kept(index, moved)
-        for use in uses:
-            back = use.node not in self.classes.twin
-            moved = self.convert("conversions", index, choice.given, self.required(use), use.node, backward=back)
-            copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
-            inside = self.segment.get(index) == self.segment.get(use.node)
-            there = stays or self.enters(index, use) or (inside and self.saves_output(index))
-            if copied or (choice.shared is None and not there):
-                self.keep(use)
+        self.reads(index)
         if choice.shared is None and any(self.enters(index, use) for use in uses) and not stays:
             self.stay("activations", index, self.bytes(index, choice.output))
         for position, source in enumerate(self.graph.nodes[index].inputs):  # constants are cut where they are used
@@ -289,3 +282,18 @@ class OperatorPrices(Conversions):
                 use = Use(index, position, self.classes.atoms[source])
                 if self.convert("compute", base, self.plan.choices[base].given, self.required(use), index):
                     self.keep(use)
+
+    def reads(self, index: int) -> None:
+        """Convert a tensor for its readers here, and keep it for backward where they do."""
+        choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
+        for use in uses:
+            if not self.reads_here(index, use):
+                continue
+            back = use.node not in self.classes.twin
+            at = use.node if self.is_here(use.node) else index  # what joins ranges gets addends
+            moved = self.convert("conversions", index, choice.given, self.required(use), at, backward=back)
+            copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
+            inside = self.segment.get(index) == self.segment.get(use.node)
+            there = stays or self.enters(index, use) or (inside and self.saves_output(index))
+            if copied or (choice.shared is None and not there):
+                self.keep(use)

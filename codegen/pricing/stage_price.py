@@ -5,6 +5,7 @@ of its encoding. Every kernel and every collective is one item (`price_items.py`
 """
 
 from ...formulation.weights.storage import transient_buffers
+from ...model.graph.pcg import SOURCES
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..plan.plan import Plan
@@ -18,39 +19,55 @@ def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients:
 
     The two counts are those of `StageContext`.
     """
-    return _Pricing(plan, weight_versions, deferred_weight_gradients).run()
+    price = StagePrice()
+    for part in (plan, *plan.ranges.values()):
+        made = _Pricing(part, weight_versions, deferred_weight_gradients, whole=plan)
+        made.run()
+        price.items += made.price.items
+        price.kept += made.price.kept
+    return critical_path(plan, made.classes, price)
 
 
 class _Pricing(WeightPrices):
-    def run(self) -> StagePrice:
-        for index, node in enumerate(self.graph.nodes):
-            if node.op == "parameter":
-                if index in self.classes.uses:
-                    self.weight(index)
-            elif self.classes.constant[index]:
-                if node.op == "buffer":
-                    item = self.precision.buffer_itemsize(node.dtype)
-                    self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
-                elif operator(node.op).passes:
-                    work = operator(node.op).work(node, self.sources(index))
-                    time = self.kernel(work, 2.0 * node.numel * self.item(index))
-                    self.work("compute", node.op, "forward", index, time)
-                    if self.mode(index) != "none":
-                        self.work("compute", node.op, "recompute", index, time)
-            elif node.op != "input" and self.classes.base[index] == index:
-                self.compute(index)
-                self.tensor(index)
-                if index in self.bundles:
-                    self.exchange(index)
+    def run(self) -> None:
+        """Add all that is computed on the mesh of this plan: all of a plan, or what is on a range of coordinates."""
+        for index in range(len(self.graph.nodes)):
+            if self.is_here(index):
+                self.node(index)
+            elif self.graph.nodes[index].op not in SOURCES and self.classes.base[index] == index:
+                self.reads(index)
         for base, uses in self.classes.uses.items():
             if self.graph.nodes[base].op == "input":
                 for use in uses:
-                    if self.saves(use):
+                    if self.saves(use) and self.is_here(use.node):
                         self.stay("activations", use.node, self.kept_bytes(use))
+        if self.plan is not self.whole:
+            return
         moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
         largest = max((self.graph.nodes[i].numel for i in moving), default=0)
         self.hold(
             "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
         )
         self.keep_largest_segment()
-        return critical_path(self.plan, self.classes, self.price)
+
+    def node(self, index: int) -> None:
+        """Add a weight, a constant, or an operator with the tensor that it computes."""
+        node = self.graph.nodes[index]
+        if node.op == "parameter":
+            if index in self.classes.uses:
+                self.weight(index)
+        elif self.classes.constant[index]:
+            if node.op == "buffer":
+                item = self.precision.buffer_itemsize(node.dtype)
+                self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
+            elif operator(node.op).passes:
+                work = operator(node.op).work(node, self.sources(index))
+                time = self.kernel(work, 2.0 * node.numel * self.item(index))
+                self.work("compute", node.op, "forward", index, time)
+                if self.mode(index) != "none":
+                    self.work("compute", node.op, "recompute", index, time)
+        elif node.op != "input" and self.classes.base[index] == index:
+            self.compute(index)
+            self.tensor(index)
+            if index in self.bundles:
+                self.exchange(index)

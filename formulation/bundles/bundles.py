@@ -248,7 +248,32 @@ def batch_row(pcg: PCG, node: int) -> int | None:
     plain = {n: row for n, row in enumerate(rows(pcg, node)) if fits(row)}
     if plain:
         return next(iter(plain))
-    return None if any(known[i].batch for i in (*this.inputs, node)) else whole_row(pcg, node)
+    if any(known[i].batch for i in (*this.inputs, node)):
+        return None
+    addends = _addends_row(pcg, node)
+    return whole_row(pcg, node) if addends is None else addends
+
+
+def _addends_row(pcg: PCG, node: int) -> int | None:
+    """The row of a node with which sums over samples, like a loss times a number, stay addends; None if none does."""
+    this = pcg.nodes[node]
+    given = [_sums_samples(pcg, i) for i in this.inputs]
+    if not any(given):
+        return None
+    found = (
+        n
+        for n, row in enumerate(rows(pcg, node))
+        if row.index is None and row.output == P and [x == P for x in row.inputs] == given
+    )
+    return next(found, None)
+
+
+def _sums_samples(pcg: PCG, node: int) -> bool:
+    """True if a node without samples gives addends where samples are split."""
+    if pcg.nodes[node].op in SOURCES or atoms(pcg)[node].batch:
+        return False
+    row = batch_row(pcg, node)
+    return row is not None and rows(pcg, node)[row].output == P
 
 
 class Assignment(NamedTuple):

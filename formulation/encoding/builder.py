@@ -66,7 +66,7 @@ class NetworkBuilder:
     ) -> None:
         self.pcg, self.machine, self.placement = pcg, machine, placement
         self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
-        self.precision = precision(dtype)
+        self.dtype, self.precision = dtype, precision(dtype)
         self.roofline = Roofline(machine, self.precision.compute)
         self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
         self._share_tables()

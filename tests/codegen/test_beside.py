@@ -141,6 +141,51 @@ def test_a_sum_is_no_slower_than_a_cat() -> None:
     assert steps[1] < steps[0]
 
 
+class Uneven(nn.Module):
+    """Towers of unequal depth that are added up."""
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(32, 32), nn.Tanh()))) for depth in depths
+        )
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(sum((tower(x) for tower in self.towers[1:]), self.towers[0](x))).square().mean()
+
+
+@pytest.mark.parametrize(("depths", "shares"), [((4, 2), (4, 2)), ((3, 2, 1), (3, 2, 1))])
+def test_unequal_towers_get_unequal_shares(depths: Sequence[int], shares: tuple[int, ...], tmp_path: Path) -> None:
+    """On six devices, where launches and work both count: priced twice, saved, run beside the module."""
+    device = partita.Machine.adhoc((6,)).device
+    device = replace(device, launch_ns=20_000, peak={k: v / 3e4 for k, v in device.peak.items()})
+    machine = replace(partita.Machine.adhoc((6,)), device=device)
+    options: dict[str, Any] = {"mesh": (6,), "micro_batches": 1, "stages": 1}
+    plan = partita.optimize(Uneven(depths), (torch.zeros(24, 32),), machine, batch=24, **options)
+    (join,) = plan.bundles
+    assert plan.choices[join].shares == shares
+    assert sorted({stop - start for _, start, stop in plan.range_of.values()}) == sorted({*shares} - {1})
+    price = stage_price(plan)
+    assert (price.objective_ns, price.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
+    assert plan.report["status"] == "optimal"
+    assert plan.report["objective_ns"] < plan.report["without_bundles"]["objective_ns"]
+    assert plan.report["bundles"][0]["shares"] == [*shares]
+    plan.save(tmp_path)
+    assert Plan.load(tmp_path).choices == plan.choices
+    assert ":@0.." in str(plan)
+    assert plan.verify()["ok"], plan.verify()["failure"]
+    for wrong, message in (
+        ((5, 5, 5)[: len(shares)], "overlap"),
+        ((4,), "shares"),
+        ((0, 1, 1)[: len(shares)], "shares"),
+    ):
+        choices = list(plan.choices)
+        choices[join] = replace(choices[join], shares=wrong)
+        with pytest.raises(partita.PartitaError, match=message):
+            replace(plan, choices=tuple(choices))
+
+
 class Labelled(nn.Module):
     """Branches, and a target, so that the order of samples matters; `kind` says what is odd about a branch."""
 

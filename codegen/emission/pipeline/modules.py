@@ -65,9 +65,14 @@ class StageModules(ModelClasses):
         return found
 
     def _body(
-        self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
+        self,
+        own: frozenset[int],
+        weights: dict[int, str],
+        divisors: dict[int, str],
+        inputs: bool = True,
+        plan: Plan | None = None,
     ) -> FunctionBody:
-        body = super()._body(own, weights, divisors, inputs)
+        body = super()._body(own, weights, divisors, inputs, plan)
         if inputs:
             given, body.arguments = body.arguments, {}
             for index, name in self.handed.items():

@@ -76,7 +76,7 @@ class Constructors:
         plan = self.plan
         node, choice = plan.graph.nodes[index], plan.choices[index]
         options = {"dtype": self._dtype(index) if node.dtype in FLOATS else f"torch.{node.dtype}"}
-        summed = joint_name(plan, summed_over(plan, index))
+        summed = joint_name(plan.at(index), summed_over(plan, index))
         if summed and node.gradient:
             options["summed"] = summed
             if choice.sharded_states and not self.all_sharded:
@@ -129,7 +129,9 @@ class Constructors:
             entry += len(of_dim)
         if beside := plan.choices[index].beside:  # the first dim, all of it at one coordinate
             self.used.placed = self.used.uneven = True
-            cuts.insert(0, f"0: {tuple_text([f'{plan.axes[a]}.only({c})' for a, c in beside])}")
+            _, start, stop = plan.range_of.get(index, (0, 0, 0))
+            only = [f"{plan.axes[a]}.only({f'{start}, {stop}' if stop else c})" for a, c in beside]
+            cuts.insert(0, f"0: {tuple_text(only)}")
         return tuple_text(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
 
 

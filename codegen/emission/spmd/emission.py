@@ -35,6 +35,7 @@ class StorageFeatures:
 
     cut: bool  # in parts
     placed: bool  # some at one coordinate of an axis only
+    ranged: bool  # some at a range of coordinates only
     joined: str  # the argument that names the tensors which a weight joins; "": none does
     factors: bool  # a dim of some weight is given by its factors
     strided: bool  # ... and it is the dim along which weights are joined
@@ -121,6 +122,7 @@ class Emission:
         return StorageFeatures(
             cut=bool(joined) or split or self.used.placed,
             placed=self.used.placed,
+            ranged=any(plan.ranges for plan in self.stages),
             joined=joined,
             factors=any(module.factors for module in self.modules),
             strided=any(module.strided for module in self.modules),
@@ -167,7 +169,7 @@ class Emission:
             collectives=frozenset(
                 {kinds[name] for name in primitives & kinds.keys()} | {step.collective.value for step in steps}
             ),
-            resting=tied or any(step.zero for step in steps),
+            resting=tied or any(step.zero for step in steps) or any(group.among for group in self.groups),
             disordered=disordered(self.groups),
             primitives=frozenset(primitives),
             uneven=used.uneven or any(map(_uneven_weights, self.stages)),

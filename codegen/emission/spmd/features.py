@@ -26,6 +26,7 @@ def _mesh(e: Emission) -> Context:
         "micro": e.accumulates,
         "stepped": e.has_dropout,
         "placed": e.storage.placed,
+        "ranged": e.storage.ranged,
         **vars(found),
     }
 

@@ -73,16 +73,21 @@ def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group
         numbers = f"numbers = torch.arange(RANKS).reshape{factors}.permute{shape_text(order)}.reshape({shape})"
     lines = [numbers]
     for group in found:
-        if len(group.axes) == 1:
+        if len(group.axes) == 1 and group.among is None:
             lines.append(f"self.{group.name} = make_axis(numbers, {group.axes[0]}{_levels(group)})")
             continue
         others = [i for i, (_, axis) in enumerate(digits) if axis not in group.axes]
         mine = [i for i, (_, axis) in enumerate(digits) if axis in group.axes]
         ranks = "torch.arange(RANKS)"
+        part = ""
+        if group.among is not None:  # whose axis lies on one level
+            axis, start, stop = group.among
+            part = f".narrow({[a for _, a in digits].index(axis)}, {start}, {stop - start})"
+            ranks += f".reshape{factors}{part}{'' if others else '.flatten()'}"
         if others:
             order = [*others, *mine]
             moved = "" if order == sorted(order) else f".permute{shape_text(order)}"
-            ranks += f".reshape{factors}{moved}.flatten({len(others)})"
+            ranks += f"{moved}.flatten({len(others)})" if part else f".reshape{factors}{moved}.flatten({len(others)})"
         lines.append(f"self.{group.name} = make_axis({ranks}, -1{_levels(group)})")
     return [part[8:] for line in lines for part in wrap(line, 8)]
 

@@ -138,7 +138,8 @@ class ModelClasses(Constructors):
     ) -> list[str]:
         """The method of the parallel branches at one coordinate."""
         inner = {i for other in self.branches.values() for s in other.sides for i in s.nodes if s.nodes < side.nodes}
-        body = self._body(side.nodes - inner, weights, divisors, inputs=False)
+        here = self.plan.at(min(side.nodes, default=found.bundle.join))
+        body = self._body(side.nodes - inner, weights, divisors, inputs=False, plan=here)
         body.branches = self.branches
         for i in found.reads(self.plan, side):
             body.given(i)
@@ -153,15 +154,25 @@ class ModelClasses(Constructors):
             return f"return torch.cat(({', '.join(texts)}), {dim})"
 
         lines = body.lines(results, 8, returned)
-        return self._function(
-            side.method, list(body.arguments.values()), self._shapes(body.arguments, given=True), lines
-        )
+        shapes = self._shapes(body.arguments, given=True)
+        return self._function(side.method, list(body.arguments.values()), shapes, lines, here.axes)
 
     def _body(
-        self, own: frozenset[int], weights: dict[int, str], divisors: dict[int, str], inputs: bool = True
+        self,
+        own: frozenset[int],
+        weights: dict[int, str],
+        divisors: dict[int, str],
+        inputs: bool = True,
+        plan: Plan | None = None,
     ) -> FunctionBody:
         body = FunctionBody(
-            self.plan, own, weights, self.used, divided=self.divided_operands, divisors=divisors, roles=self.roles
+            plan or self.plan,
+            own,
+            weights,
+            self.used,
+            divided=self.divided_operands,
+            divisors=divisors,
+            roles=self.roles,
         )
         for i in self.plan.graph.of("input") if inputs else ():
             body.argument(i, argument_name(self.plan, i))
@@ -265,9 +276,11 @@ class ModelClasses(Constructors):
     def _read(self, index: int) -> bool:
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
 
-    def _function(self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str]) -> list[str]:
+    def _function(
+        self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str], axes: Sequence[str] = ()
+    ) -> list[str]:
         head = wrap(f"def {name}({', '.join(['self', *arguments])}):", 4)
-        body = [*axes_line(lines, self.plan.axes, "mesh"), *lines]
+        body = [*axes_line(lines, axes or self.plan.axes, "mesh"), *lines]
         if reads_mesh(body):
             body.insert(0, "        mesh = self.mesh")
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]

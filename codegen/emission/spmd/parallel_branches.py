@@ -16,9 +16,10 @@ from ..common.text import shape_text
 
 @dataclass(frozen=True, slots=True)
 class CoordinateBranches:
-    """The branches at one coordinate: the ends of the bundle that they compute, and their nodes."""
+    """The branches at one coordinate, or a range: the ends of the bundle that they compute, and their nodes."""
 
     coordinate: int
+    stop: int
     ends: tuple[int, ...]
     nodes: frozenset[int]
     method: str
@@ -74,13 +75,15 @@ def _ends_of(plan: Plan, parameter: int) -> list[str]:
 
 def _sides(plan: Plan, join: int, bundle: Bundle, stem: str) -> ParallelBranches:
     axis, *places = plan.choices[join].joins
-    sides = []
-    for coordinate in range(plan.placement.sizes[axis]):
+    shares = plan.choices[join].shares or (1,) * len(places)
+    stops = {start: start + share for start, share in zip(places, shares, strict=True)}
+    sides, coordinate = [], 0
+    while coordinate < plan.placement.sizes[axis]:
         mine = [number for number, place in enumerate(places) if place == coordinate]
         nodes = frozenset(i for number in mine for i in bundle.branches[number].nodes)
-        sides.append(
-            CoordinateBranches(coordinate, tuple(bundle.ends[n] for n in mine), nodes, f"{stem}_at_{coordinate}")
-        )
+        ends, stop = tuple(bundle.ends[n] for n in mine), stops.get(coordinate, coordinate + 1)
+        sides.append(CoordinateBranches(coordinate, stop, ends, nodes, f"{stem}_at_{coordinate}"))
+        coordinate = stop
     return ParallelBranches(bundle, axis, tuple(sides))
 
 
@@ -122,7 +125,12 @@ def _local_shape(plan: Plan, found: ParallelBranches) -> str:
 def _added(plan: Plan, found: ParallelBranches, used: Used) -> tuple[Callable[[str], str], str]:
     """A sum of branches, and what a coordinate without any adds."""
     used.helpers.add("addend")
-    return (lambda calls: f"addend({calls}, {plan.axes[found.axis]})"), f"zeros({_local_shape(plan, found)}"
+    starts = [side.coordinate for side in found.sides]
+    where = plan.axes[found.axis]
+    if any(side.stop > side.coordinate + 1 for side in found.sides):
+        used.helpers.add("ranged")
+        where += f", {starts}"
+    return (lambda calls: f"addend({calls}, {where})"), f"zeros({_local_shape(plan, found)}"
 
 
 def _concatenated(plan: Plan, found: ParallelBranches, used: Used) -> tuple[Callable[[str], str], str]:
@@ -180,5 +188,9 @@ def operands_of(plan: Plan, found: ParallelBranches) -> tuple[int, ...]:
 def comment(plan: Plan, found: ParallelBranches) -> str:
     """A comment on which ends of the bundle are at which coordinate."""
     numbers = {end: n for n, end in enumerate(found.bundle.ends)}
-    at = [f"{', '.join(str(numbers[i]) for i in side.ends)} @{side.coordinate}" for side in found.sides if side.ends]
+    at = [f"{', '.join(str(numbers[i]) for i in side.ends)} {_place(side)}" for side in found.sides if side.ends]
     return f"parallel branches over {plan.axes[found.axis]}: {'; '.join(at)}"
+
+
+def _place(side: CoordinateBranches) -> str:
+    return f"@{side.coordinate}" + (f"..{side.stop - 1}" if side.stop > side.coordinate + 1 else "")

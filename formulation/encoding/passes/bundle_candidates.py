@@ -1,6 +1,5 @@
 """Bundles as candidates: which ordinary options their variables stand for over each axis, and what these cost."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -8,6 +7,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from ....model.graph.atoms import atoms
 from ....model.graph.layout import B, Layout, R
 from ...bundles.branch_options import BundleCandidate, PlacedBundle
 from ...bundles.branch_selection import quickest, selections
@@ -20,31 +20,21 @@ from ...bundles.bundles import (
     find_bundles,
     innermost,
     sum_row,
-    whole_row,
     widest_piece,
     widths,
 )
+from ...bundles.ranges import divisions
 from ...network.network import INFINITE, Edge
-from ...strategies.tensor_classes import Use
 from ...strategies.transitions import Codes
-from ..builder import NetworkBuilder
+from .branch_ranges import BranchRanges, ranges_apply, read_of
+from .inside_options import InsideOptions, Path
 
-Path = tuple[tuple[int, int], ...]
 
-
-class BundleCandidates:
+class BundleCandidates(InsideOptions):
     """The candidates of a finished network.
 
     Of tensors with several alternatives, a bundle takes the first of each, or those of least time.
     """
-
-    def __init__(self, builder: NetworkBuilder) -> None:
-        self.builder, self.pcg, self.classes, self.costs = builder, builder.pcg, builder.classes, builder.costs
-        self.operators, self.weights, self.hubs = builder.operators, builder.weights, builder.hubs
-        self.sizes = builder.placement.sizes
-        self.reads: dict[int, list[tuple[int, Use]]] = defaultdict(list)  # of each node: the tensor, and how
-        for (base, node, _), use in self.costs.uses.items():
-            self.reads[node].append((base, use))
 
     def all(self) -> Iterator[BundleCandidate]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
@@ -57,6 +47,55 @@ class BundleCandidates:
                 below = [] if second is None else [(b, second) for b in inner]
                 if samples or len(axes) > 1:
                     yield from self._with_alternatives([(bundle, axis), *below], samples)
+            yield from self._on_ranges(bundle, axis)
+
+    def _on_ranges(self, bundle: Bundle, axis: int) -> Iterator[BundleCandidate]:
+        """The candidates with some branches on several coordinates, on which they split their samples."""
+        coordinates = self.sizes[axis]
+        if not ranges_apply(self.pcg, bundle) or coordinates < 3:
+            return
+        first = BundleCandidate({bundle.join: (bundle, axis)})
+        joins = self._rows_of_joins(first)
+        for i in bundle.adds[:-1]:
+            if not self.enter(first, (), i, self.option(first, i, [], joins[i])):
+                return
+        end = self.option(first, bundle.join, [], joins[bundle.join])
+        if end is None:
+            return
+        add_ns = int(self.builder.variables[self.operators[bundle.join][0]].cost[end])
+        ranges = BranchRanges(self.builder, bundle, axis, self._joined_layouts(first, bundle, end))
+        for found in divisions(len(bundle.branches), coordinates, ranges.costs, add_ns):
+            costs = [ranges.of(b, share) for b, share in enumerate(found.shares)]
+            known = [one for one in costs if one is not None]
+            times, sizes = tuple(one.time for one in known), tuple(one.size for one in known)
+            placed = PlacedBundle(bundle, axis, found.places, times, sizes, add_ns=add_ns, shares=found.shares)
+            candidate = BundleCandidate(first.axes, options=dict(first.options), path=dict(first.path))
+            candidate.adders, candidate.levels = first.adders, {bundle.join: placed}
+            candidate.ends = {end: placed.slowest[0] + sum(one.after for one in known)}
+            candidate.held_bytes = placed.fullest[0]
+            for b, one in enumerate(known):
+                candidate.entries |= one.entries
+                for of, layouts in (
+                    (self.operators, one.operators),
+                    (self.hubs, one.hubs),
+                    (self.weights, one.weights),
+                ):
+                    for node, letters in layouts.items():
+                        v = of[node][0]
+                        candidate.options[v], candidate.layouts[v] = 0, letters
+                        candidate.path[v] = ((bundle.join, b),)
+            yield candidate
+
+    def _joined_layouts(self, candidate: BundleCandidate, bundle: Bundle, option: int) -> list[Layout]:
+        """How a sum reads each of its ends; `option` is that of its last addition."""
+        found = []
+        for end in bundle.ends:
+            reader = next(i for i in bundle.adds if end in self.pcg.nodes[i].inputs)
+            variable, options = self.operators[reader]
+            place = self.pcg.nodes[reader].inputs.index(end)
+            code = int(options.inputs[place][candidate.options.get(variable, option)])
+            found.append(options.input_spaces[place].layout(code))
+        return found
 
     def _placeable(self, bundle: Bundle) -> bool:
         """True if everything inside is decided by variables of its own."""
@@ -111,7 +150,7 @@ class BundleCandidates:
     def _fill(self, candidate: BundleCandidate) -> bool:
         """Find the ordinary options of all variables inside; False if one has none."""
         at = self._rows_of_joins(candidate)
-        if not all(self._enter(candidate, *inside) for inside in self._inside(candidate, at)):
+        if not all(self.enter(candidate, *inside) for inside in self._inside(candidate, at)):
             return False
         for join, (inner, second) in candidate.nested.items():
             given = self._given(join, candidate.options[self.operators[join][0]])
@@ -121,7 +160,7 @@ class BundleCandidates:
                 return False
         (bundle, axis), everywhere = candidate.axes[candidate.outer.join], 0  # the row that is R
         for row in (sum_row(self.pcg, bundle.join),) if bundle.adds else (batch_row(self.pcg, bundle.join), everywhere):
-            option = None if row is None else self._option(candidate, bundle.join, [axis], {axis: row})
+            option = None if row is None else self.option(candidate, bundle.join, [axis], {axis: row})
             if option is not None and innermost(self._given(bundle.join, option), axis):
                 candidate.ends[option] = 0
         return bool(candidate.ends)
@@ -131,7 +170,10 @@ class BundleCandidates:
         at: dict[int, Mapping[int, int | None]] = {}
         for join, (bundle, axis) in candidate.axes.items():
             if bundle.adds:
-                at |= {i: {axis: sum_row(self.pcg, i)} for i in bundle.adds}
+                # Sums over samples, like losses, are addends on the other axes as well.
+                summed = candidate.samples and join == candidate.outer.join and not atoms(self.pcg)[join].batch
+                over = range(len(self.sizes)) if summed else (axis,)
+                at |= {i: dict.fromkeys(over, sum_row(self.pcg, i)) for i in bundle.adds}
                 candidate.adders |= {self.operators[i][0]: join for i in bundle.adds}
             elif not candidate.samples:
                 at[join] = {axis: 0}
@@ -152,64 +194,14 @@ class BundleCandidates:
                     place = next((n for n, b in enumerate(inner.branches) if i in b.nodes), None)
                     if place is not None:
                         path, whole = (*path, (join, place)), [axis, second]
-                yield path, i, self._option(candidate, i, whole, at.get(i, {}))
+                yield path, i, self.option(candidate, i, whole, at.get(i, {}))
         for i in bundle.adds[:-1]:
-            yield (), i, self._option(candidate, i, [], at[i])
+            yield (), i, self.option(candidate, i, [], at[i])
 
     def _given(self, node: int, option: int) -> Layout:
         """The layout that an option gives."""
         found = self.operators[node][1]
         return found.output_space.layout(int(found.output[option]))
-
-    def _required(self, base: int, use: Use, option: int) -> Layout:
-        """The layout of a tensor that an option of its reader requires."""
-        return self.costs.space(base).layout(int(self.costs.required(use)[option]))
-
-    def _option(
-        self, candidate: BundleCandidate, node: int, whole: Sequence[int], at: Mapping[int, int | None]
-    ) -> int | None:
-        """A node's option: whole on some axes, samples split on all others; `at` names the rows of axes."""
-        rows = [(batch_row if candidate.samples else whole_row)(self.pcg, node)] * len(self.sizes)
-        for axis, row in {**dict.fromkeys(whole, whole_row(self.pcg, node)), **at}.items():
-            rows[axis] = row
-        if None in rows:
-            return None
-        where = np.flatnonzero((self.operators[node][1].choice == np.array(rows)).all(axis=1))
-        return int(where[0]) if len(where) else None
-
-    def _enter(self, candidate: BundleCandidate, path: Path, node: int, option: int | None) -> bool:
-        """Enter a node, its hub, and the weights that it reads; False if one has no option."""
-        if option is None:
-            return False
-        variable, found = self.operators[node]
-        candidate.options[variable], candidate.path[variable] = option, path
-        tensor = self.classes.variable(node)
-        if tensor in self.hubs:
-            hub = self.hubs[tensor][0]
-            candidate.options[hub] = self._hub_option(candidate, tensor, int(found.output[option]))
-            candidate.path[hub] = path
-        for base, use in self.reads[node]:
-            if base not in self.weights:
-                continue
-            weight, storage = self.weights[base]
-            required = self._required(base, use, option)
-            alone = list(required)
-            for join, _ in path:
-                alone[candidate.axes[join][1]] = R
-            codes = (storage.space.code(layout) for layout in (required, tuple(alone)))
-            read, paid = (np.flatnonzero(storage.plain & (storage.codes == code)) for code in codes)
-            if not len(read) or not len(paid) or base in self.hubs:
-                return False
-            candidate.options[weight], candidate.stored[weight] = int(read[0]), int(paid[0])
-            candidate.path[weight] = path
-        return True
-
-    def _hub_option(self, candidate: BundleCandidate, base: int, code: int) -> int:
-        """The option of a hub with a layout: of two the one that is kept for backward, if a reader keeps it."""
-        retention, table = self.builder.retention, self.hubs[base][1]
-        readers = retention.keepers(base) if retention.by_alternatives(base) else frozenset()
-        kept = not readers.isdisjoint((*candidate.outer.nodes, candidate.outer.join))
-        return int(table.position[code]) + len(table.codes) * kept
 
     def _read_whole(self, candidate: BundleCandidate, inner: Bundle, axis: int) -> bool:
         """Make what a nested bundle reads whole on its axis; False if it cannot be."""
@@ -220,9 +212,9 @@ class BundleCandidates:
         space = self.costs.space(base)
         layout = list(space.layout(int(table.codes[candidate.options[hub] % len(table.codes)])))
         reader = next(u for u in self.classes.uses[base] if u.node in inner.nodes)
-        required = self._required(base, reader, candidate.options[self.operators[reader.node][0]])
+        required = self.required(base, reader, candidate.options[self.operators[reader.node][0]])
         layout[axis] = required[axis]
-        candidate.options[hub] = self._hub_option(candidate, base, space.code(tuple(layout)))
+        candidate.options[hub] = self.hub_option(candidate, base, space.code(tuple(layout)))
         return True
 
     def _hand_on(self, candidate: BundleCandidate, inner: Bundle, axis: int) -> bool:
@@ -236,11 +228,11 @@ class BundleCandidates:
             hub, table = self.hubs[base]
             space = self.costs.space(base)
             layout = list(space.layout(int(table.codes[candidate.options[hub] % len(table.codes)])))
-            layout[axis] = self._required(base, reader, candidate.options[variable])[axis]
+            layout[axis] = self.required(base, reader, candidate.options[variable])[axis]
             code = space.code(tuple(layout))
             if table.position[code] < 0:
                 return False
-            candidate.options[hub] = self._hub_option(candidate, base, code)
+            candidate.options[hub] = self.hub_option(candidate, base, code)
         return True
 
     # Costs
@@ -325,6 +317,8 @@ class BundleCandidates:
     def enters(self, candidate: BundleCandidate, number: int, option: int) -> npt.NDArray[np.bool_]:
         """The options of what an edge comes from, outside of a bundle, that need no conversion there."""
         edge = self.builder.edges[number]
+        if edge.v in candidate.layouts and number in self.builder.conversions:
+            return self._cut_at(candidate, number)
         if edge.v not in candidate.adders:
             same: npt.NDArray[np.bool_] = edge.cost[:, option] == 0
             return same
@@ -336,6 +330,18 @@ class BundleCandidates:
             fits[: len(given)] = given == self._as_joined(candidate, number, option, letter)
         if edge.u in self.builder.optional:  # another alternative, unused
             fits[-1] = edge.cost[-1, option] < INFINITE
+        return fits
+
+    def _cut_at(self, candidate: BundleCandidate, number: int) -> npt.NDArray[np.bool_]:
+        """The options of what an edge comes from that are whole on the axis, and else what a range reads."""
+        edge, conversion = self.builder.edges[number], self.builder.conversions[number]
+        fits = np.zeros(len(edge.cost), np.bool_)
+        layout = candidate.entries.get(read_of(conversion))
+        if layout is not None:
+            given = self._given_codes(number)
+            fits[: len(given)] = given == self.costs.space(conversion.base).code(layout)
+        if edge.u in self.builder.optional:
+            fits[-1] = True  # another alternative, unused
         return fits
 
     def join_ns(self, candidate: BundleCandidate, number: int, one: int, other: int) -> int:
@@ -359,7 +365,7 @@ class BundleCandidates:
         """The layout in which an option of a join reads a tensor, but with this letter on the bundle's axis."""
         base, use = self.builder.conversions[number].base, self.builder.conversions[number].use
         assert use is not None
-        required = list(self._required(base, use, option))
+        required = list(self.required(base, use, option))
         required[candidate.axes[self._joined_at(candidate, self.builder.edges[number].v)][1]] = letter
         return self.costs.space(base).code(tuple(required))
 

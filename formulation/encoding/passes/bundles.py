@@ -54,17 +54,21 @@ class Bundles(EncodingPass):
             self._edge(number, edge, further.get(edge.u, ()), further.get(edge.v, ()))
             for number, edge in enumerate(builder.edges)
         ]
-        builder.bundled = {v: tuple(c.placed(option) for c, option in options) for v, options in further.items()}
+        builder.bundled = {v: tuple(c.placed(v, option) for c, option in options) for v, options in further.items()}
 
     def _longer(self, old: Variable, v: int, further: Further) -> Variable:
         operators = self.builder.operators
         cost, use = [], []
         for candidate, option in further:
+            if v in candidate.layouts:  # its join has the costs
+                cost.append(0)
+                use.append(np.zeros_like(old.use[0]))
+                continue
             paid = candidate.stored.get(v, option)
             own = 0 if v in candidate.adders else int(old.cost[paid])
             if v not in candidate.path:
                 cost.append(own + candidate.ends[option])
-                use.append(old.use[option])
+                use.append(old.use[option] + candidate.held_bytes)
                 continue
             joining = sum(x.exchange_ns for join, x in candidate.levels.items() if operators[join][0] == v)
             cost.append((own + joining + self.candidates.adding_ns(candidate, v)) * candidate.slow(v))
@@ -86,7 +90,9 @@ class Bundles(EncodingPass):
         self._leave(edge, old, left, longer)
         self._enter(number, old, right, longer)
         for (x, (candidate, one)), (y, (other, two)) in product(enumerate(left, n), enumerate(right, m)):
-            if candidate is other and edge.u in candidate.path:
+            if candidate is other and edge.u in candidate.layouts:
+                cost[x, y] = 0
+            elif candidate is other and edge.u in candidate.path:
                 counts = edge.v not in candidate.path or candidate.slow(edge.v)
                 if self.candidates.joins(candidate, edge):
                     cost[x, y] = self.candidates.join_ns(candidate, number, one, two) if counts else 0
@@ -120,7 +126,7 @@ class Bundles(EncodingPass):
                 # From outside: in the required layout, nothing is converted inside a bundle.
                 same = self.candidates.enters(candidate, number, option)
                 cost[:n, y][same] = 0
-                if candidate.full(edge.v):
+                if candidate.full(edge.v) and edge.v not in candidate.layouts:
                     use[:n, y][same] = old[same, option]
             elif edge.u in self.builder.optional:
                 cost[n - 1, y] = edge.cost[n - 1, option]  # another alternative of a branch, unused
