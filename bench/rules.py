@@ -6,6 +6,7 @@ alone, then by all for a step that beats the first, both under one bound. `match
 """
 
 import gc
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,10 +36,11 @@ def measure(case: Case) -> Row:
     """One model: the best plan by hand-written rules, and the best of all."""
     machine = Machine.load("summit", nodes=case.nodes)
     graph, training = captured(case.model, machine, small=case.small)
+    start = time.monotonic()
     made = plan_of_one_stage(
         graph, machine, training, SearchSpace(stages=1, rules=rules_for(ALL)), Budget(time_limit=SECONDS)
     )
-    report = made.report
+    seconds, report = time.monotonic() - start, made.report
     first, second = report["space"]["ways"]
     found: Mapping[str, Any] = second.get("rewritings", {"applied": {}, "seconds": 0.0})
     matched = origins(found["applied"])
@@ -49,7 +51,7 @@ def measure(case: Case) -> Row:
         "all_ms": report["objective_ns"] / 1e6,
         "gap": report["gap"],
         "better": first["objective_ns"] is None or report["objective_ns"] < first["objective_ns"],
-        "total_s": float(report["seconds"]["total"]),
+        "both_s": seconds,
         "saturation_s": found["seconds"],
         "alternatives": found.get("ways"),
         "matched": len(matched),
