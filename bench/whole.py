@@ -1,7 +1,7 @@
 """The whole decision: pipeline, micro-batches, meshes, layouts and recomputation in one proven plan, with a time limit.
 
 Unity's seven models on 6 to 192 GPUs of Summit, SuperScaler's sixteen configurations on 4 to 32 V100s, LLaMA 70B on 64
-H100s and GPT-3 15B on long sequences, within 1 % of the optimum. Each is a command line in a process of its own that
+H100s and GPT-3 15B on long sequences, with a gap of 1 %. Each is a command line in a process of its own that
 keeps no answers: what it takes is what a user waits for.
 """
 
