@@ -32,6 +32,12 @@ class JointEncoding(Encoding):
         number, own = self.sum.chosen(assignment)
         return self.members[number], own
 
+    def lifted(self, number: int, assignment: Sequence[int]) -> tuple[int, ...]:
+        """The assignment of this network for one of a member's network, with its cheapest programs."""
+        starts = (0 if start is None else start[number] for start in self.sum.starts)
+        own = (x + start for x, start in zip(assignment, starts, strict=True))
+        return (*own, number, *(one.cheapest[number] for one in self.collectives))
+
     def programs(self, assignment: Sequence[int]) -> tuple[dict[str, Any], ...]:
         """What runs for every collective and range of payloads, as JSON."""
         number, taken = assignment[self.sum.choice], assignment[self.sum.choice + 1 :]

@@ -5,7 +5,8 @@ and its network chooses among them.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.placement.placement import Placement, Row
@@ -15,6 +16,7 @@ from ..protocol import NO_LIMITS, Limits, Solver
 from ..search.planning_problem import PlanningProblem
 from ..search.result import SearchResult
 from ..search.search import search
+from .by_placement import ByPlacement
 
 MOST_TOGETHER = {1: 16, 2: 8, 3: 2}
 """Placements of one network, by axes: its tables grow with their square. More axes: one placement."""
@@ -22,9 +24,13 @@ MOST_TOGETHER = {1: 16, 2: 8, 3: 2}
 
 @dataclass(frozen=True)
 class JointProblem(PlanningProblem):
-    """A problem over meshes: `groups` are placements that one network chooses among, `placements` the first of each."""
+    """A problem over meshes: `groups` are placements that one network chooses among, `placements` the first of each.
+
+    `tell` gets every joint network that is made.
+    """
 
     groups: tuple[tuple[Placement, ...], ...] = ()
+    tell: Callable[[JointEncoding], None] | None = field(default=None, compare=False)
 
     def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
         """The joint network of a group, given its first placement; of any other placement its own network."""
@@ -39,7 +45,10 @@ class JointProblem(PlanningProblem):
                 refusals.append(refusal)
         if not members:
             raise refusals[0]
-        return joint_encoding(members, programs="reductions" in self.space.joint)
+        made = joint_encoding(members, programs="reductions" in self.space.joint)
+        if self.tell is not None:
+            self.tell(made)
+        return made
 
 
 def joint_problem(problem: PlanningProblem) -> JointProblem:
@@ -53,7 +62,7 @@ def joint_problem(problem: PlanningProblem) -> JointProblem:
         for most in (MOST_TOGETHER.get(len(sizes), 1),)
         for at in range(0, len(places), most)
     ]
-    given = {field.name: getattr(problem, field.name) for field in fields(PlanningProblem)}
+    given = {one.name: getattr(problem, one.name) for one in fields(PlanningProblem)}
     return JointProblem(**given | {"placements": tuple(group[0] for group in groups)}, groups=tuple(groups))
 
 
@@ -61,8 +70,9 @@ def search_placements(problem: PlanningProblem, solver: Solver, limits: Limits =
     """The best plan without a pipeline; placements are chosen by networks if the space says so, else by the search."""
     if not problem.space.joint:
         return search(problem, solver, limits)
-    joint = joint_problem(problem)
-    found = search(joint, solver, limits)
+    backend = ByPlacement(solver)
+    joint = replace(joint_problem(problem), tell=backend.tell)
+    found = search(joint, backend, limits)
     left_out = sum(len(group) for group in joint.groups if len(group[0].sizes) > found.axes)
     unrewritten = tuple(p for group in joint.groups if group[0] in found.unrewritten for p in group)
     found = replace(found, left_out=left_out, unrewritten=unrewritten)
