@@ -76,11 +76,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """What a backend proved of a network that was split: the different `parts` that it was given, their `variables`,
+    and how many of these were `left` undecided by reductions. None were where reductions proved the answer.
+    """
+
+    backend: str
+    parts: int = 0
+    variables: int = 0
+    left: int = 0
+
+    def and_of(self, other: "Proof") -> "Proof":
+        """Both proofs, of different networks."""
+        return Proof(self.backend, self.parts + other.parts, self.variables + other.variables, self.left + other.left)
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """A solver's answer: an option per variable, its cost, and a lower bound (both ns) on every assignment's cost.
 
     `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it ended. `prices` (ns per byte of
-    each capacity; empty if unknown) prove the bound, or one close to it.
+    each capacity; empty if unknown) prove the bound, or one close to it. `proof`: what was left for the backend.
     """
 
     status: Status
@@ -91,6 +107,7 @@ class Solution:
     source: str
     words: str = ""
     prices: tuple[float, ...] = ()
+    proof: Proof | None = None
 
     @property
     def gap(self) -> float | None:
@@ -174,6 +191,7 @@ class Search:
     objective: int | None = None
     bound: int = -INFINITE
     prices: tuple[float, ...] = ()
+    proof: Proof | None = None
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -247,4 +265,4 @@ class Search:
         else:
             status = Status.OPTIMAL if self.objective == self.bound else Status.FEASIBLE
         found = status, self.assignment, self.objective, self.bound, self.seconds
-        return Solution(*found, source=self.source, words=words, prices=self.prices)
+        return Solution(*found, source=self.source, words=words, prices=self.prices, proof=self.proof)

@@ -1,7 +1,7 @@
 """From a captured graph to a plan: rewrite, search, decode, confirm, for every dtype and schedule."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ...formulation.network.network import INFINITE
@@ -98,6 +98,7 @@ def plan_variant(
         "objective_ns": found.objective,
         "gap": relative_gap(found.objective, found.bound),
         "solver": found.source or backend.name,
+        "proof": None if found.proof is None else asdict(found.proof),
     }
     if rewritten:
         facts["rewritten"] = result.rewrites

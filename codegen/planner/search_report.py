@@ -101,7 +101,7 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
         "dtype": problem.training.dtype,
         "optimizer": problem.training.optimizer,
         "micro_batches": None,
-        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
+        **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "proof", "seconds")},
         "memory_bytes": None,
         "capacity_bytes": capacity,
         "mesh": None,

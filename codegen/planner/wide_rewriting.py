@@ -103,6 +103,7 @@ def _merged(one: SearchResult, other: SearchResult, limits: Limits) -> SearchRes
         bounds=best.bounds,
         stages=best.stages,
         source=best.source,
+        proof=best.proof,
         bound=bound,
         seconds=one.seconds + other.seconds,
         solving=one.solving + other.solving,

@@ -27,6 +27,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "placement": [list(row) for row in plan.placement.matrix],
         "recompute": dict(plan.recompute),
         "strategies": _strategies(plan),
+        "proof": report.get("proof"),
         "unsplit_flops": report.get("unsplit_flops"),
         "space": report.get("space"),
         "bundles": report.get("bundles", []),

@@ -1,40 +1,65 @@
-"""CP-SAT: the whole network as one program (formulation in `cp_program.py`), anytime, with a bound."""
+"""CP-SAT: parts of a network, or the whole, as one program (formulation in `cp_program.py`), anytime, with a bound."""
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ...formulation.network.network import INFINITE, Network
+from ..decomposition.decomposed import Decomposed
+from ..decomposition.narrowing import Narrow
+from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor, exact_in_floats, network_factors, reachable
-from ..elimination.tables import check_clock
-from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
-from ..wide.solve_reduced import reducible, solve_instead, solve_reduced, unflattened
+from ..elimination.labels import LabelBounds, Listing, enumerate_labels
+from ..elimination.memory_price import Price, search_within
+from ..elimination.order import restrict
+from ..elimination.tables import Tables, check_clock
+from ..protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Proof, Search, Solution
+from ..wide.solve_reduced import solve_instead, solve_reduced, unflattened
 from ..wide.substitution import Reduced
-from .cp_program import CpProgram, build, trail
+from .cp_program import CopyLabels, CpProgram, build, trail
 
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; building a larger program takes minutes
 _PER_PAIR = 4e-6  # seconds at most to add a pair to a program: far less where rows are equal
+_COLUMNS = 1 << 15  # labels per chain in a program
+TOO_LARGE = "too large for one program"
 _Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
 _EARLY, _EARLY_SHARE = 1.0, 0.15  # a stop this long before the time limit (seconds, share) is an interrupt
 
 
-class CpSat:
-    """Exact for any network that reduction brings to a moderate size; ignores chains, does not reduce switches."""
+class CpSat(Decomposed):
+    """CP-SAT on the parts of a network; where capacities bind, on counted copies of its chains."""
 
-    name = "cpsat"
+    def __init__(self) -> None:
+        self.part_solver = _Parts()
 
-    def accepts(self, network: Network) -> bool:
-        """True if totals fit 64 bits; the reduced network may still be too large."""
-        return CpSatPlain().accepts(network) if network.switches else reducible(network)
 
-    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment found within the limits, and a proved bound."""
-        search = Search(network, limits, self.name)
-        if network.switches:
-            return search.run(lambda: solve_whole(search))
-        return search.run(lambda: solve_reduced(search, _solve_small))
+class _Parts:
+    """CP-SAT under the decomposition."""
+
+    name, title, most = "cpsat", "CP-SAT", 4_000
+
+    def prove(self, part: Narrow, least: int, until: float) -> int:
+        assert part.reparametrized is not None
+        network = unflattened(part.reparametrized)
+        answer = CpSatPlain().solve(network, Limits(max(0.0, until - time.perf_counter()), cutoff=least))
+        if answer.words == INTERRUPTED:
+            raise KeyboardInterrupt
+        return answer.bound if answer.objective is None else min(answer.bound, answer.objective)
+
+    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
+        count = partial(count_within, circuit, best, search)
+        return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
+
+    def whole(self, search: Search) -> Solution:
+        if search.network.switches:
+            return solve_whole(search) if CpSatPlain().accepts(search.network) else search.finish(TOO_LARGE)
+        return solve_reduced(search, _solve_small)
 
 
 def _solve_small(search: Search, small: Reduced) -> Solution:
@@ -55,7 +80,7 @@ class CpSatPlain:
         """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
         if not self.accepts(network):
-            return search.finish("too large for one program")
+            return search.finish(TOO_LARGE)
         return search.run(lambda: solve_whole(search))
 
 
@@ -168,3 +193,46 @@ def _cycles(program: CpProgram, value: Callable[[Any], int]) -> list[tuple[int, 
         if missed:
             found.append((k, missed))
     return found
+
+
+def count_within(circuit: Circuit, best: Price, search: Search, through: Tables, reach: int) -> bool:
+    """Offer the best solution of cost up to `reach` and below the ceiling, if any; True if the search was complete."""
+    max_total = best.max_total(circuit, reach)
+    small = restrict(circuit, through, max_total)
+    if small is None:
+        return True
+    tops = small.copies
+    bounds = LabelBounds(np.array(best.price), max_total, _COLUMNS, search.until)
+    listing = enumerate_labels(small, bounds, tops or (0,))
+    chains = [
+        CopyLabels(c.boundaries[0], c.boundaries[-1], len(c), labels.at, labels.time, use=labels.use)
+        for c, labels in zip(search.network.chains, [listing.slots[top] for top in tops], strict=True)
+    ]
+    rest = sorted(small.below([small.root], stop=tops))
+    factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
+    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last)}
+    size = {v: len(small.kept[small.domain[v]]) for v in variables}
+    program = build(factors, size, search.network.capacities, chains)
+    left = sum(n > 1 for n in size.values()) + sum(len(c.time) for c in chains)
+    search.proof = Proof(search.source, 1 + len(chains), len(search.network.variables), left)
+
+    def decode(picks: dict[int, int], counts: list[list[int]]) -> tuple[int, ...] | None:
+        walks = []
+        for labels, ns in zip(chains, counts, strict=True):
+            walk, missed = trail(picks[labels.first], labels.ends, ns)
+            if missed:
+                return None
+            walks.append(walk)
+        return _assemble(listing, picks, walks)
+
+    return run(program, search, decode, reach + 1)
+
+
+def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The assignment given by options outside of chains, and by each chain's labels in order."""
+    circuit = listing.circuit
+    for chain, one, walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
+        for i, label in enumerate(walk):
+            picks = picks | {chain.boundaries[i + 1]: int(listing.slots[one].at[1, label])}
+    starts = [(one, label, i) for one, walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)]
+    return circuit.assemble(starts, listing.choose, picks)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,5 +79,6 @@ def _summary(answer: Solution) -> dict[str, Any]:
         "seconds": answer.seconds,
         "source": answer.source,
         "words": answer.words,
+        "proof": None if answer.proof is None else asdict(answer.proof),
         "assignment": None if answer.assignment is None else [int(option) for option in answer.assignment],
     }

@@ -1,30 +1,42 @@
-"""MILP: reduction, then linear program, reduced-cost fixing and mixed-integer program (`wide/integer.py`)."""
+"""MILP: parts of a network as mixed-integer programs by HiGHS (`wide/polytope.py`); wide networks as a whole."""
 
-from ...formulation.network.network import Network
-from ..elimination.transient_memory import EXTRAS, has_extras
-from ..protocol import NO_LIMITS, Limits, Search, Solution
-from ..wide.integer import close
-from ..wide.solve_reduced import reducible, solve_reduced
+from ..decomposition.decomposed import Decomposed
+from ..decomposition.narrowing import Narrow
+from ..elimination.circuit import Circuit
+from ..elimination.memory_price import Price
+from ..protocol import Search, Solution
+from ..wide.highs import Highs
+from ..wide.integer import close, lower_bound
+from ..wide.solve_reduced import solve_reduced
 from ..wide.substitution import Reduced
 
 _MOST_PAIRS = 1_000_000  # entries after reduction; the linear program of more takes minutes
 
 
-class MILP:
-    """Exact for any network that reduction brings to a moderate size; ignores chains, rejects transient memory."""
+class MILP(Decomposed):
+    """HiGHS on the parts of a network; wide networks after reduction, as linear and mixed-integer programs."""
 
-    name = "milp"
+    def __init__(self) -> None:
+        self.part_solver = _Parts()
 
-    def accepts(self, network: Network) -> bool:
-        """True if totals fit 64 bits; the reduced network may still be too large."""
-        return not has_extras(network) and reducible(network)
 
-    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment found within the limits, and a proved bound."""
-        search = Search(network, limits, self.name)
-        if has_extras(network):
-            return search.finish(EXTRAS)
-        return search.run(lambda: solve_reduced(search, _solve))
+class _Parts:
+    """HiGHS under the decomposition."""
+
+    name, title, most = "milp", "HiGHS", 4_000
+
+    def __init__(self) -> None:
+        self.highs = Highs()
+
+    def prove(self, part: Narrow, least: int, until: float) -> int:
+        assert part.reparametrized is not None
+        return lower_bound(part.reparametrized, until, self.highs)
+
+    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
+        return self.whole(search)
+
+    def whole(self, search: Search) -> Solution:
+        return solve_reduced(search, _solve)
 
 
 def _solve(search: Search, small: Reduced) -> Solution:

@@ -1,50 +1,115 @@
-"""SMT: a small network, after reduction, as Booleans and weighted clauses for Z3 Optimize.
+"""SMT: parts of a network, or a small network, as Booleans for Z3.
 
-x[v,i]        variable v takes option i
-y[e,i,j]      edge e = (u,v) joins option i of u to option j of v; only if that uses some capacity
-min  the weights of violated soft clauses
-s.t. (1) exactly one of x[v,·]                                                      ∀ v
+    x[v,i]        variable v takes option i
+    y[e,i,j]      edge e = (u,v) joins option i of u to option j of v; only if that costs, or uses some capacity
+
+Of a part Z3 proves that no solution costs less than the best known one, B more than the minima of all tables: unsat of
+
+    (1) exactly one of x[v,·]                                                      ∀ v
+    (2) x[u,i] → ∨ x[v,j] over the pairs (i,j) of cost at most B, and of v likewise     ∀ e, i
+    (3) x[u,i] ∧ x[v,j] → y[e,i,j]                                                 ∀ pairs of cost 1 to B
+    (4) Σ c[v,i] x[v,i] + Σ c[e,i,j] y[e,i,j] ≤ B - 1
+
+with the part's own costs, so that the proof is Z3's; if it takes too long, with reparametrized ones (`narrowing.py`).
+A whole network is minimised:
+
+    min  the weights of violated soft clauses
+    s.t. (1), and
      (2) ¬x[v,i] of weight c[v,i] - min_i c[v,i]                                     ∀ v, i
      (3) ¬x[u,i] ∨ ¬x[v,j] of weight c[e,i,j] - min c[e,·,·]; hard if forbidden          ∀ e, i, j
      (4) Σ m[v,i,r] x[v,i] + Σ m[e,i,j,r] y[e,i,j] ≤ M_r;  x[u,i] ∧ x[v,j] → y[e,i,j]    ∀ r (bytes)
 """
 
+import math
+import time
 from typing import Any
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE, Network
+from ...formulation.network.network import INFINITE
 from ...formulation.network.without_switches import without_switches
+from ..decomposition.decomposed import Decomposed
+from ..decomposition.narrowing import Narrow
+from ..elimination.circuit import Circuit
 from ..elimination.kernels import Ints
-from ..elimination.transient_memory import EXTRAS, has_extras
-from ..protocol import NO_LIMITS, STOPPED, Limits, Search, Solution
+from ..elimination.memory_price import Price
+from ..protocol import STOPPED, Search, Solution
+from ..wide.arcs import without_sums
 from ..wide.form import Flat, flattened
 from ..wide.solve_reduced import CUT, reducible, solve_reduced
 from ..wide.substitution import Reduced
 from .z3_thread import checked
 
 _MOST_PAIRS = 20_000  # entries of all edges
+_FIRST = 10.0  # seconds for a part with its own costs
 
 
-class SMT:
-    """Exact, in exact arithmetic, for small networks; ignores chains, rejects transient memory."""
+class SMT(Decomposed):
+    """Z3 on the parts of a network, in exact arithmetic; wide networks as a whole if they are small."""
 
-    name = "smt"
+    def __init__(self) -> None:
+        self.part_solver = _Parts()
 
-    def accepts(self, network: Network) -> bool:
-        """True if there are at most 20,000 pairs and 100 capacities, and totals fit 64 bits."""
-        if has_extras(network):
-            return False
-        network = without_switches(network).network
-        pairs = sum(e.cost.size for e in network.edges)
-        return pairs <= _MOST_PAIRS and len(network.capacities) <= 100 and reducible(network)
 
-    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
-        """The best assignment found within the limits, and a proved bound."""
-        search = Search(network, limits, self.name)
-        if not self.accepts(network):
-            return search.finish(EXTRAS if has_extras(network) else "too large for Z3, or totals beyond 2^60")
-        return search.run(lambda: solve_reduced(search, _solve))
+class _Parts:
+    """Z3 under the decomposition."""
+
+    name, title, most = "smt", "Z3", 1_500
+
+    def prove(self, part: Narrow, least: int, until: float) -> int:
+        assert part.flat is not None and part.reparametrized is not None
+        own = without_sums(part.flat)
+        tries = [own.flat] if own is not None else []
+        for flat, share in zip((*tries, part.reparametrized), (*[_FIRST] * len(tries), math.inf), strict=True):
+            left = until - time.perf_counter()
+            if left > 0 and _none_below(flat, least, time.perf_counter() + min(share, left)) == "unsat":
+                return least
+        return -INFINITE
+
+    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
+        return self.whole(search)
+
+    def whole(self, search: Search) -> Solution:
+        network = search.network
+        pairs = sum(e.cost.size for e in without_switches(network).network.edges)
+        if pairs > _MOST_PAIRS or len(network.capacities) > 100 or not reducible(network):
+            return search.finish("too large for Z3, or totals beyond 2^60")
+        return solve_reduced(search, _solve)
+
+
+def _none_below(flat: Flat, least: int, until: float) -> str:
+    """Unsat if no choice of a network without capacities costs less than `least`, else sat or unknown."""
+    import z3
+
+    context, sizes, starts = z3.Context(), flat.sizes.tolist(), flat.start.tolist()
+    budget = least - 1 - flat.constant
+    solver = z3.SolverFor("QF_FD", ctx=context)
+    x = [[z3.Bool(f"x[{v},{i}]", context) for i in range(n)] for v, n in enumerate(sizes)]
+    paid: list[tuple[Any, int]] = []
+    for v, row in enumerate(x):
+        solver.add(z3.PbEq([(b, 1) for b in row], 1))  # (1)
+        paid += zip(row, flat.cost[starts[v] : starts[v + 1]].tolist(), strict=True)
+    for e, (u, v) in enumerate(flat.ends.tolist()):
+        table = flat.table[flat.at[e] : flat.at[e + 1]].reshape(sizes[u], sizes[v])
+        for one, other, allowed in ((x[u], x[v], table <= budget), (x[v], x[u], (table <= budget).T)):
+            for b, fits in zip(one, allowed, strict=True):
+                if not fits.all():
+                    solver.add(z3.Or(z3.Not(b), *[other[j] for j in np.flatnonzero(fits)]))  # (2)
+        for i, j in zip(*(k.tolist() for k in np.nonzero((table > 0) & (table <= budget))), strict=True):
+            y = z3.Bool(f"y[{e},{i},{j}]", context)
+            solver.add(z3.Or(z3.Not(x[u][i]), z3.Not(x[v][j]), y))  # (3)
+            paid.append((y, int(table[i, j])))
+    for b, cost in paid:
+        if cost > budget:
+            solver.add(z3.Not(b))
+    terms = [(b, cost) for b, cost in paid if 0 < cost <= budget]
+    if budget < 0:
+        solver.add(z3.BoolVal(False, context))
+    elif terms and budget < 1 << 31:
+        solver.add(z3.PbLe(terms, budget))  # (4)
+    elif terms:  # PbLe has 32 bits only
+        solver.add(z3.Sum([z3.If(b, cost, 0) for b, cost in terms]) <= budget)
+    return checked(solver, until)
 
 
 def _solve(search: Search, small: Reduced) -> Solution:

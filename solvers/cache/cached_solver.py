@@ -7,11 +7,11 @@ the solver continues from them, with the assignment's cost as cutoff. Cached ass
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import reduce
 
 from ...formulation.network.network import INFINITE, Network, evaluate
-from ..protocol import INTERRUPTED, NO_LIMITS, NO_MEMORY, STOPPED, Limits, Progress, Solution, Solver, Status
+from ..protocol import INTERRUPTED, NO_LIMITS, NO_MEMORY, STOPPED, Limits, Progress, Proof, Solution, Solver, Status
 from .digest import solve_key
 from .store import Record, Store
 
@@ -153,6 +153,7 @@ def _record(answer: Solution, proved: int, limits: Limits) -> Record:
         "proved": proved,
         "source": answer.source,
         "words": answer.words,
+        "proof": None if answer.proof is None else asdict(answer.proof),
         "ended": not stopped and STOPPED not in answer.words,
         "allowed": None if math.isinf(allowed) else allowed,  # seconds
     }
@@ -168,4 +169,5 @@ def _solution(record: Record) -> Solution:
         seconds=0.0,
         source=record["source"],
         words=record["words"],
+        proof=Proof(**record["proof"]) if record.get("proof") else None,
     )

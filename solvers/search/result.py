@@ -9,7 +9,7 @@ from ...formulation.encoding.encoding import Encoding
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
 from ...formulation.placement.placement import Placement, Row
-from ..protocol import Status
+from ..protocol import Proof, Status
 from .planning_problem import PlanningProblem
 
 Solved: TypeAlias = tuple[Encoding, tuple[int, ...]]
@@ -46,12 +46,11 @@ class SearchResult:
 
     `stages`: networks and assignments of the plan's stages. `asked`: configurations of which any part was solved.
     `solved`: networks solved, `kept` of them answered by the cache. `solving`: seconds inside solvers. `source`: the
-    solver that found a plan of one stage. `near`: the plan is proved within the gap. `exhausted`: the search was
-    complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with the graph as
-    captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the capacity
-    of a configuration that does not fit. `refused`: networks for which the solver gave nothing, though it had time, and
-    its words about one of them. `programs`: the
-    reduction programs that a joint network chose, as JSON.
+    solver that found a plan of one stage, with its `proof`. `near`: the plan is proved within the gap. `exhausted`: the
+    search was complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with
+    the graph as captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the
+    capacity of a configuration that does not fit. `refused`: networks for which the solver gave nothing, though it had
+    time, and its words about one of them. `programs`: the reduction programs that a joint network chose, as JSON.
     """
 
     status: Status
@@ -68,6 +67,7 @@ class SearchResult:
     options: int
     solving: float
     source: str = ""
+    proof: Proof | None = None
     missing_bytes: int | None = None
     near: bool = False
     interrupted: bool = False

@@ -434,6 +434,7 @@ class _Search:
             options=max((s.options for s in states), default=0),
             solving=seconds * sum(s.solving for s in states) / worked if worked else 0.0,
             source=stages.source if stages else "",
+            proof=stages.proof if stages else None,
             missing_bytes=missing,
             near=objective is not None and bound >= self.target,
             interrupted=self.interrupted,

@@ -55,7 +55,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
             return None
         state.has_room = True
     answer = PartAnswer(bound, solution.objective, in_flight, assignment=solution.assignment)
-    return Stages(solution.objective, (0, end), (answer,), solution.source)
+    return Stages(solution.objective, (0, end), (answer,), solution.source, solution.proof)
 
 
 def _has_room(parts: PartNetworks, state: Proved, network: Network) -> bool:

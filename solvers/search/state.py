@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
 
-from ..protocol import Progress
+from ..protocol import Progress, Proof
 from .part_bounds import LayoutSet, PartAnswer, PartBounds, Query
 
 
@@ -74,9 +74,10 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A plan: its step in ns, its cuts, each stage's solution; `source`: the solver, if there is one stage."""
+    """A plan: its step in ns, its cuts, each stage's solution; of one stage the solver's `source` and `proof`."""
 
     objective: int
     bounds: tuple[int, ...]
     answers: tuple[PartAnswer, ...]
     source: str = ""
+    proof: Proof | None = None

@@ -98,6 +98,11 @@ def close(search: Search, small: Reduced, until: float = math.inf) -> Solution:
     return search.finish(STOPPED if search.left <= 0 else gave_up)
 
 
+def lower_bound(flat: Flat, until: float, highs: Highs) -> int:
+    """What one mixed-integer program, without further reduction, proves of all choices before `until`."""
+    return _ExactSearch(flat, until, highs, lambda cost: INFINITE, lambda state: None).mixed(Reduced(flat), ())
+
+
 def restricted(flat: Flat, choices: Sequence[Ints]) -> Flat:
     """The network with all options forbidden that no choice takes."""
     taken = np.zeros(len(flat.cost), np.bool_)

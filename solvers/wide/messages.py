@@ -149,16 +149,35 @@ class Messages:
         of pairs become tighter.
         """
         flat, places = self.flat, Places.of(self.flat)
-        by_edge = np.empty(len(self.messages))
-        for end, arcs in enumerate(self.arcs.of_edge.reshape(2, -1)):
-            edge, x = ragged(flat.sizes[flat.ends[:, end]])
-            by_edge[places.side[edge, end] + x] = self.messages[self.arcs.inbox[arcs][edge] + x]
-        by_edge = np.where(np.isfinite(by_edge), by_edge, 0.0)  # of deleted options
+        by_edge = self._by_edge(places)
         left = self.cost.copy()
         np.add.at(left, places.end, by_edge)
         degree = np.maximum(np.bincount(flat.ends.ravel(), minlength=flat.variables), 1)
         shares = np.where(np.isfinite(left), left, 0.0) / np.repeat(degree, flat.sizes)
         return lower_bounds(flat, by_edge - shares[places.end], self.prices, places)
+
+    def moved(self, places: Places) -> Floats:
+        """What messages take from each edge to the options at its ends, in the order of `fixing.lower_bounds`.
+
+        After the last pass: each variable has shared its minimum among the edges ahead, so the minima of all variables
+        and edges add up to `value`.
+        """
+        flat, moved, end = self.flat, self._by_edge(places), int(self.forward)  # the end that sent in the last pass
+        ahead, behind = (np.bincount(flat.ends[:, k], minlength=flat.variables) for k in (end, 1 - end))
+        part = self.grain * np.maximum(np.maximum(ahead, behind), 1)
+        hat = np.where(np.isfinite(self.hat), self.hat, 0.0)
+        share = np.floor(hat / np.repeat(part, flat.sizes)) * self.grain
+        edge, x = ragged(flat.sizes[flat.ends[:, end]])
+        moved[places.side[edge, end] + x] -= share[flat.start[flat.ends[edge, end]] + x]
+        return moved
+
+    def _by_edge(self, places: Places) -> Floats:
+        """The messages in the order of `fixing.lower_bounds`; 0 for deleted options."""
+        flat, found = self.flat, np.empty(len(self.messages))
+        for end, arcs in enumerate(self.arcs.of_edge.reshape(2, -1)):
+            edge, x = ragged(flat.sizes[flat.ends[:, end]])
+            found[places.side[edge, end] + x] = self.messages[self.arcs.inbox[arcs][edge] + x]
+        return np.where(np.isfinite(found), found, 0.0)
 
     def _uphill(self, goal: float) -> Floats:
         """[R]: a step of the prices by Polyak's rule, over priced capacities and peaks of excess."""

@@ -1,0 +1,138 @@
+"""A solver that hands a backend the parts of a network, and adds up what it proves.
+
+1. *Price*: elimination finds a price per byte and solutions (`elimination/memory_price.py`). A bound that reaches the
+   cutoff ends the search: most networks that planning asks for are excluded so, and no backend is needed.
+2. *Parts*: at that price the network is split (`parts.py`); each different part is narrowed (`narrowing.py`), and the
+   backend proves its optimum. The sum is the bound: that of elimination does not count towards an optimum.
+3. *Close*: where capacities bind, the price leaves a gap, and the backend solves what elimination leaves of the whole.
+
+Transient memory of switches adds a search over its largest value around these steps (`transient_memory.py`).
+"""
+
+from dataclasses import replace
+
+from ...formulation.network.network import INFINITE, Network
+from ..elimination.circuit import Circuit
+from ..elimination.memory_price import Price, sweep
+from ..elimination.order import TooWideError, compile_network
+from ..elimination.transient_memory import has_extras, solve_transient, without_extras
+from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, OutOfTimeError, Proof, Search, Solution, Status
+from ..wide.solve_reduced import reducible
+from .narrowing import narrowed
+from .part_solver import PartSolver
+from .parts import Problem, priced, problems
+
+_SHARE = 0.25  # of the time left: the most for one part
+
+
+class Decomposed:
+    """Exact for networks of small width, through the backend `part_solver`; wider ones it solves whole."""
+
+    part_solver: PartSolver
+
+    @property
+    def name(self) -> str:
+        return self.part_solver.name
+
+    def accepts(self, network: Network) -> bool:
+        """True if elimination can price the network, or its totals fit 64 bits, so that the backend may solve it."""
+        try:
+            if compile_network(network).exact:
+                return True
+        except TooWideError:
+            pass
+        return not has_extras(network) and reducible(network)
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """The best assignment found within the limits, and a proved bound."""
+        search = Search(network, limits, self.name)
+        return search.run(lambda: self._transient(search) if has_extras(network) else self._solve(search))
+
+    def _transient(self, search: Search) -> Solution:
+        """Solve a network with transient memory; the part of it that the bound needs is proved by the backend."""
+        inner = Search(search.network, replace(search.limits, seconds=search.left), self.name)
+        answer = inner.run(lambda: solve_transient(inner, self.solve))
+        if answer.assignment is not None:
+            search.offer(answer.assignment)
+        search.prices = answer.prices
+        if answer.status is not Status.OPTIMAL or answer.words != "proved by prices" or search.limits.rough:
+            search.raise_bound(answer.bound)
+            search.proof = inner.proof or Proof(self.name)
+            return search.finish(answer.words, infeasible=answer.status is Status.INFEASIBLE)
+        plain = without_extras(search.network)
+        if any(answer.prices):  # the price is of groups of switches, not of the capacities
+            search.raise_bound(answer.bound)
+            search.proof = Proof(self.name)
+            return search.finish(answer.words)
+        self.prove(search, plain, (0.0,) * len(plain.capacities))
+        return search.finish(self._words(search))
+
+    def _solve(self, search: Search) -> Solution:
+        try:
+            circuit = compile_network(search.network)
+        except TooWideError:
+            return self.part_solver.whole(search)
+        if not circuit.exact:
+            return self.part_solver.whole(search)
+        best = self._priced(circuit, search)
+        if isinstance(best, Solution):
+            return best
+        try:
+            if best.bound >= search.ceiling:
+                self.prove(search, search.network, best.price)
+            if not search.done:
+                return self.part_solver.close(circuit, best, search)
+        except TooWideError:
+            return self.part_solver.whole(search)
+        return search.finish(self._words(search))
+
+    def _priced(self, circuit: Circuit, search: Search) -> Price | Solution:
+        """The best price, with its solutions offered; or the answer, if no backend is needed for it."""
+        inner = Search(search.network, replace(search.limits, progress=None, seconds=search.left), self.name)
+        try:
+            best = sweep(circuit, inner)
+        finally:
+            if inner.assignment is not None:
+                search.offer(inner.assignment)
+            search.prices = inner.prices
+        if best is None:
+            return search.finish("no solution, at any price of memory", infeasible=True)
+        claimed = search.objective is not None and inner.bound >= search.objective
+        quick = search.limits.quick or (search.objective is not None and inner.done)
+        if not claimed and (quick or inner.bound >= search.ceiling):
+            search.raise_bound(inner.bound)
+            return search.finish("excluded by prices" if search.objective is None and search.done else PRICED)
+        search.raise_bound(inner.bound - claimed)  # that no solution costs as little is for the backend to prove
+        return best
+
+    def prove(self, search: Search, network: Network, price: tuple[float, ...]) -> None:
+        """Raise the bound by what the backend proves of the parts of the network at a price."""
+        relaxed = priced(network, price)
+        found = problems(relaxed, search.until)
+        if found is None:
+            search.raise_bound(search.ceiling)
+            return
+        total, search.proof = relaxed.constant, Proof(self.name)
+        for problem in found:
+            bound, proof = self._prove_part(problem, search)
+            total += bound * problem.count
+            search.proof = search.proof.and_of(proof)
+        search.raise_bound(total)
+
+    def _prove_part(self, problem: Problem, search: Search) -> tuple[int, Proof]:
+        """A bound on a part's problem, and what was left of it for the backend."""
+        part = narrowed(problem.network, problem.least, self.part_solver.most, search.until)
+        variables = sum(len(v.cost) > 1 for v in problem.network.variables)
+        if part.flat is None:
+            return problem.least, Proof(self.name, 0, variables, 0)
+        try:
+            until = min(search.until, search.started + search.seconds + max(1.0, _SHARE * search.left))
+            bound = self.part_solver.prove(part, problem.least, until)
+        except OutOfTimeError:
+            bound = -INFINITE
+        return min(max(bound, part.bound), problem.least), Proof(self.name, 1, variables, part.left)
+
+    def _words(self, search: Search) -> str:
+        if search.bound < search.ceiling:
+            return STOPPED if search.left <= 0 else f"{self.part_solver.title} proved too little of the parts"
+        return f"proved by {self.part_solver.title} on parts"

@@ -1,0 +1,148 @@
+"""Splitting a network, proving its parts, and adding up: nothing is lost, and no backend decides otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partita.bench.families import Family
+from partita.bench.families import network as family_network
+from partita.formulation.network.network import INFINITE, Edge, Network, Switch, Variable
+from partita.formulation.network.without_switches import without_switches
+from partita.solvers.decomposition.blocks import split
+from partita.solvers.decomposition.narrowing import narrowed
+from partita.solvers.decomposition.parts import priced, problems
+from partita.solvers.protocol import Limits, Status, solver
+from partita.solvers.wide.form import flattened
+from partita.solvers.wide.solve_reduced import unflattened
+
+DECOMPOSED = ("cpsat", "milp", "smt")
+
+
+def layers(seed: int, copies: int = 4, tie: bool = True, switch: bool = False) -> Network:
+    """Equal layers in a row, and a variable that ties the first layer to the last."""
+    rng = np.random.default_rng(seed)
+    inner, size = 3, 3
+
+    def table(*shape: int) -> np.ndarray:
+        found = rng.integers(0, 60, shape)
+        return np.where(rng.random(shape) < 0.15, INFINITE, found) if len(shape) > 1 else found
+
+    own, joint = [table(size) for _ in range(inner)], {k: table(size, size) for k in range(6)}
+    use, nothing = rng.integers(0, 9, (inner, size, 1)), np.zeros(size, np.int64)
+    variables, edges, switches = [Variable("b", table(size), np.zeros((size, 1), np.int64))], [], []
+    for _ in range(copies):
+        b = len(variables) - 1
+        variables += [Variable("x", own[k], use[k]) for k in range(inner)]
+        variables.append(Variable("b", nothing, np.zeros((size, 1), np.int64)))
+        links = ((b, b + 1), (b + 1, b + 2), (b + 1, b + 3), (b + 2, b + 3), (b + 3, b + 4), (b, b + 4))
+        edges += [Edge(u, v, joint[k]) for k, (u, v) in enumerate(links)]
+    if tie:
+        variables.append(Variable("tie", table(size), np.zeros((size, 1), np.int64)))
+        edges += [Edge(v, len(variables) - 1, table(size, size)) for v in (0, 1, len(variables) - 3)]
+    if switch:
+        cost = np.stack([own[0], own[0] + 5])
+        switches.append(Switch(len(variables), {1: (cost, None, None)}, {}))
+        variables.append(Variable("mode", np.array([0, 3]), np.zeros((2, 1), np.int64)))
+    return Network(
+        tuple(replace(v, use=v.use[:, :0]) for v in variables), tuple(edges), (), 7, switches=tuple(switches)
+    )
+
+
+NETWORKS = {
+    **{f"layers {seed}": layers(seed) for seed in range(3)},
+    "no tie": layers(3, tie=False),
+    "a switch": layers(4, switch=True),
+    "chords": family_network(Family("chords", 16, 2, 4, "none")),
+    "a tree": family_network(Family("tree", 14, 2, 4, "none")),
+    "a grid": family_network(Family("grid", 15, 3, 3, "none")),
+    "alone": Network(tuple(Variable("v", np.array([3, 1]), np.zeros((2, 0), np.int64)) for _ in range(3))),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("many", [3, 60])
+def test_every_table_is_in_a_part_and_separators_are_small(name: str, many: int) -> None:
+    network = NETWORKS[name]
+    parts = split(network, few=2, many=many)
+    for term in network.terms():
+        assert any(set(term.scope) <= set(part.variables) for part in parts)
+    above = {b: k for k, part in enumerate(parts) for b in part.below}
+    for k, part in enumerate(parts):
+        assert all(b < k for b in part.below) and len(part.separator) <= 2
+        assert set(part.separator) <= set(part.variables)
+        assert not part.separator or set(part.separator) <= set(parts[above[k]].variables)
+    for v in range(len(network.variables)):  # the parts of a variable hang together
+        holders = {k for k, part in enumerate(parts) if v in part.variables}
+        tops = [k for k in holders if v not in parts[k].separator]
+        assert len(tops) == 1 and all(above[k] in holders for k in holders - set(tops))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_optima_of_the_parts_add_up(name: str) -> None:
+    network = NETWORKS[name]
+    found = problems(priced(network, ()))
+    assert found is not None
+    for problem in found:  # another solver agrees on each
+        assert solver("cpsat-plain").solve(problem.network).objective == problem.least
+    assert network.constant + sum(p.least * p.count for p in found) == solver("auto").solve(network).objective
+
+
+def test_equal_layers_are_one_problem() -> None:
+    found = problems(layers(0, 40, tie=False))
+    assert found is not None and len(found) < 8 and max(p.count for p in found) > 12
+
+
+def test_nothing_fits_a_part() -> None:
+    network = layers(0)
+    barred = replace(network.edges[0], cost=np.full((3, 3), INFINITE))
+    network = replace(network, edges=(barred, *network.edges[1:]))
+    assert problems(network) is None
+    assert all(solver(name).solve(network).status is Status.INFEASIBLE for name in DECOMPOSED)
+
+
+@pytest.mark.parametrize("most", [1, 30, 10_000])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_narrowing_keeps_the_best(name: str, most: int) -> None:
+    for problem in problems(NETWORKS[name]) or ():
+        part = narrowed(problem.network, problem.least, most)
+        assert part.bound <= problem.least and part.flat is not None and part.reparametrized is not None
+        whole = flattened(without_switches(problem.network).network)
+        assert part.left <= whole.variables
+        for flat in (part.flat, part.reparametrized):
+            assert solver("cpsat-plain").solve(unflattened(flat)).objective == problem.least
+        assert min(part.reparametrized.cost.min(), part.reparametrized.table.min(initial=0)) >= 0
+
+
+@pytest.mark.parametrize("backend", DECOMPOSED)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_backend_proves_the_optimum_by_parts(name: str, backend: str) -> None:
+    network = NETWORKS[name]
+    best = solver("auto").solve(network).objective
+    answer = solver(backend).solve(network, Limits(seconds=60))
+    assert (answer.status, answer.objective, answer.bound) == (Status.OPTIMAL, best, best)
+    assert answer.proof is not None and answer.proof.backend == backend and answer.proof.parts > 0
+    assert 0 < answer.proof.left <= answer.proof.variables
+    below = solver(backend).solve(network, Limits(seconds=60, cutoff=best))
+    assert below.objective is None and below.bound == best
+
+
+@pytest.mark.parametrize("backend", DECOMPOSED)
+@pytest.mark.parametrize("tightness", ["loose", "tight", "infeasible"])
+def test_capacities_that_bind(tightness: str, backend: str) -> None:
+    network = family_network(Family("chords", 7, 2, 3, tightness))
+    expected = solver("elimination").solve(network)
+    answer = solver(backend).solve(network, Limits(seconds=60))
+    assert (answer.status, answer.objective, answer.bound) == (expected.status, expected.objective, expected.bound)
+
+
+@pytest.mark.parametrize("backend", DECOMPOSED)
+def test_what_the_backend_cannot_prove_is_not_called_optimal(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, made = NETWORKS["layers 0"], solver(backend)
+    monkeypatch.setattr(type(made.part_solver), "prove", lambda *_: -INFINITE)
+    best = solver("auto").solve(network).objective
+    answer = made.solve(network)
+    assert (answer.objective, answer.bound) in ((best, best - 1), (best, best))
+    assert answer.status is (Status.OPTIMAL if answer.bound == best else Status.FEASIBLE)
