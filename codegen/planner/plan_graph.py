@@ -11,7 +11,6 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
-from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace
@@ -96,7 +95,7 @@ def plan_variant(
         raise without_plan(result, dict(context.model), facts, backend.name)
     facts |= {
         "objective_ns": found.objective,
-        "gap": relative_gap(found.objective, found.bound),
+        "gap": found.gap,
         "solver": found.source or backend.name,
         "proof": None if found.proof is None else asdict(found.proof),
     }

@@ -9,6 +9,7 @@ from ...formulation.encoding.encoding import Encoding
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule
 from ...formulation.placement.placement import Placement, Row
+from ..gap import relative_gap
 from ..protocol import Proof, Status
 from .planning_problem import PlanningProblem
 
@@ -49,8 +50,9 @@ class SearchResult:
     solver that found a plan of one stage, with its `proof`. `near`: the plan is proved within the gap. `exhausted`: the
     search was complete. `left_out`: number of placements with too many axes. `unrewritten`: placements searched with
     the graph as captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the
-    capacity of a configuration that does not fit. `refused`: networks for which the solver gave nothing, though it had
-    time, and its words about one of them. `programs`: the reduction programs that a joint network chose, as JSON.
+    capacity of a configuration that does not fit. `refused`: number of networks for which the solver gave nothing,
+    though it had time; `solver_words`: its words about one of them. `programs`: the reduction programs of a joint
+    network, as JSON.
     """
 
     status: Status
@@ -78,6 +80,11 @@ class SearchResult:
     refused: int = 0
     solver_words: str = ""
     programs: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - bound) / objective; None without a plan."""
+        return None if self.objective is None else relative_gap(self.objective, self.bound)
 
     @property
     def encoding(self) -> Encoding | None:
