@@ -135,4 +135,6 @@ class Decomposed:
     def _words(self, search: Search) -> str:
         if search.bound < search.ceiling:
             return STOPPED if search.left <= 0 else f"{self.part_solver.title} proved too little of the parts"
+        if search.objective is not None and search.bound < search.objective:
+            return "within the requested gap"
         return f"proved by {self.part_solver.title} on parts"
