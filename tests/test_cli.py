@@ -164,7 +164,7 @@ def test_a_plan_and_what_is_said_of_it(partita: Run, tmp_path: Path) -> None:
     assert set(plain["seconds"]) == {"capture", "formulate", "solve", "confirm", "emit", "total"}
     parts = sum(spent for part, spent in plain["seconds"].items() if part != "total")
     assert parts == pytest.approx(plain["seconds"]["total"], rel=0.1)
-    assert plain["space"]["axis_order"] == "outermost level first"
+    assert plain["space"]["axis_order"] == "every order"
     kept = summary(partita, *SMALL, "-o", tmp_path / "plan")
     assert kept["program"] == str(tmp_path / "plan" / "program.py") and Path(kept["program"]).is_file()
     assert kept | {"seconds": 0, "program": 0} == plain | {"seconds": 0, "program": 0}

@@ -56,6 +56,8 @@ def _pipelines(
 
 def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:
     """The most axes of a mesh, where the machine, or what a pipeline leaves of it, has placements of more."""
+    if found.orders_left_out:
+        yield "other orders of a mesh's axes"
     if problem.space.fixes_axes or problem.space.fix:
         return
     whole = {(1,) * len(problem.machine.hierarchy): problem.placements}

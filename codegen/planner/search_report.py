@@ -29,11 +29,11 @@ def searched_space(
     every = problem.placements if space is None else [p for places in space.placements.values() for p in places]
     report: dict[str, Any] = {
         "meshes": len({p.sizes for p in every}),
-        "placements": len(every) - found.left_out,
+        "placements": len(every) + found.orders - found.left_out,
         "left_out": found.left_out,
         "fixed": fixed(problem.space),
         "outside": outside(problem, space, found, rewritten, schedules),
-        "axis_order": "outermost level first",
+        "axis_order": "every order" if problem.orders and not found.orders_left_out else "outermost level first",
         "micro_batches": list(problem.micro_batches),
         **({"offload": True} if problem.space.offload else {}),
         "recompute": list(problem.space.modes),

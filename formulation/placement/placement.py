@@ -240,6 +240,16 @@ def reordered(candidates: Iterable[Placement], sizes: Iterable[int]) -> tuple[Pl
     return tuple(dict.fromkeys(result))
 
 
+def every_order(candidates: Iterable[Placement]) -> tuple[Placement, ...]:
+    """The candidates, and every other order of their axes.
+
+    The order says which axis is outermost where several split one atom, and so which conversions are cheap.
+    """
+    found = tuple(candidates)
+    others = (of_rows(rows) for candidate in found for rows in permutations(candidate.matrix))
+    return tuple(dict.fromkeys((*found, *others)))
+
+
 # Numbering of the devices: level-major, and inside one level axis 0 is the most significant digit
 
 

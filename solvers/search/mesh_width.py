@@ -1,5 +1,7 @@
 """The number of mesh axes at which formulating and eliminating a network becomes too much work."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 
 from ...formulation.placement.placement import Placement
@@ -18,8 +20,9 @@ def elimination_work(problem: PlanningProblem) -> dict[int, float]:
     hierarchy = problem.machine.hierarchy
     size, level = min((d, i) for i, n in enumerate(hierarchy) for d in divisors(n) if d > 1)
     narrow = Placement((size,), (tuple(size if i == level else 1 for i in range(len(hierarchy))),))
+    free = replace(problem, space=replace(problem.space, fix=()))  # strategies are fixed for more axes than one
     try:
-        encoding = problem.encoding(narrow, min(problem.micro_batches), fast=True)
+        encoding = free.encoding(narrow, min(problem.micro_batches), fast=True)
         circuit = compile_network(encoding.network)
     except TooWideError:
         return {1: 0.0} | dict.fromkeys(range(2, most + 1), inf)
@@ -28,7 +31,6 @@ def elimination_work(problem: PlanningProblem) -> dict[int, float]:
     return {n: circuit.work(n) + sum(float(x) ** (3 * n) for x in layouts) for n in range(1, most + 1)}
 
 
-def quick_axes(problem: PlanningProblem) -> int:
+def quick_axes(problem: PlanningProblem, work: Mapping[int, float]) -> int:
     """Most mesh axes for which one network stays within the work limit."""
-    work = elimination_work(problem)
     return max((n for n in work if work[n] <= problem.most_work), default=1)

@@ -30,6 +30,7 @@ class PlanningProblem:
 
     Placements with so many axes that one elimination takes more than `most_work` additions are left out. If `pcg` has
     alternatives, `plain` is the graph without them, used for placements with too many axes for the alternatives.
+    `orders`: other orders of the placements' axes are searched too, if that is little work.
     """
 
     pcg: PCG
@@ -40,6 +41,7 @@ class PlanningProblem:
     space: SearchSpace
     most_work: float = inf
     plain: PCG | None = None
+    orders: bool = False
 
     @property
     def batch(self) -> int:

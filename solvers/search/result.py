@@ -52,7 +52,7 @@ class SearchResult:
     the graph as captured. `axes`: the most axes of a mesh that was searched. `missing_bytes`: the least excess over the
     capacity of a configuration that does not fit. `refused`: number of networks for which the solver gave nothing,
     though it had time; `solver_words`: its words about one of them. `programs`: the reduction programs of a joint
-    network, as JSON.
+    network, as JSON. `orders`: further placements, with other orders of axes; `orders_left_out`: not all were searched.
     """
 
     status: Status
@@ -77,6 +77,8 @@ class SearchResult:
     exhausted: bool = False
     unrewritten: tuple[Placement, ...] = ()
     axes: float = inf
+    orders: int = 0
+    orders_left_out: bool = False
     refused: int = 0
     solver_words: str = ""
     programs: tuple[Mapping[str, Any], ...] = ()

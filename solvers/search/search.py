@@ -14,7 +14,7 @@ on the executor or its timing.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.schedule import ONE_F_ONE_B
-from ...formulation.placement.placement import Placement, Row
+from ...formulation.placement.placement import Placement, Row, every_order
 from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
 from ..executors import Serial, in_order
@@ -45,6 +45,8 @@ CONCURRENT = 3
 """Configurations that run at once if there are pipelines."""
 TOTAL_WORK = 16
 """Limit on the work of eliminating every network once, as a multiple of the limit for one network."""
+ORDERS_WORK = 1 << 29
+"""Limit on the work for other orders of axes than outermost first, which seldom give a better plan; about a second."""
 LEAST_WORK = 1 << 24
 """Fixed cost of a configuration, in additions."""
 FIRST_GAP = 0.1
@@ -122,7 +124,8 @@ class _Search:
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
         self.running: deque[_Work] = deque()
-        self.left_out, self.axes = 0, inf
+        self.left_out, self.axes, self.orders, self.orders_left_out = 0, inf, 0, False
+        self.work: Mapping[int, float] = {}  # to eliminate a network once, by axes
         self.interrupted = False
 
     @property
@@ -169,7 +172,7 @@ class _Search:
         space, problem = self.space, self.pipeline.problem
         floor = 0 if self.has_pipelines else problem.floor_ns()
         fitting = problem.micro_batches if self.has_pipelines else problem.fits() or problem.micro_batches[-1:]
-        for row, places in space.placements.items():
+        for row, places in self._placements().items():
             p = prod(row)
             order = (space.schedule, space.chunks) if p > 1 else (ONE_F_ONE_B, 1)
             counts = [k for k in fitting if order[0].runs(p, k)]
@@ -177,7 +180,7 @@ class _Search:
                 if p * order[1] >= self._pipeline(placement).count:
                     continue
                 if len(placement.sizes) > self.axes:
-                    self.left_out += 1
+                    self.left_out += placement in space.placements[row]
                     continue
                 family = self.families.setdefault((row, placement.matrix), {})
                 for k in counts:
@@ -197,12 +200,31 @@ class _Search:
 
     def _quick_axes(self, problem: PlanningProblem) -> int:
         """Most mesh axes for which one network and, with pipelines, all together stay within the work limit."""
+        work = self.work = elimination_work(problem)
         if not self.has_pipelines:
-            return quick_axes(problem)
-        work, counts, most = elimination_work(problem), len(problem.micro_batches), problem.most_work
+            return quick_axes(problem, work)
+        counts, most = len(problem.micro_batches), problem.most_work
         meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
         in_all = {n: counts * sum(max(LEAST_WORK, work[axes]) for axes in meshes if axes <= n) for n in work}
         return max((n for n in work if work[n] <= most and in_all[n] <= TOTAL_WORK * most), default=1)
+
+    def _placements(self) -> Mapping[Row, tuple[Placement, ...]]:
+        """The space's placements and, if they are little work, those with any other order of the axes."""
+        problem, space = self.pipeline.problem, self.pipeline.problem.space
+        known = self.space.placements
+        if not problem.orders:
+            return known
+        every = {
+            row: tuple(p for p in every_order(places) if space.mesh is None or p.sizes == space.mesh)
+            for row, places in known.items()
+        }
+        axes = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
+        needed = len(problem.micro_batches) * sum(max(LEAST_WORK, self.work[n]) for n in axes if n <= self.axes)
+        self.orders_left_out = bool(axes) and (space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
+        if self.orders_left_out:
+            return known
+        self.orders = sum(n <= self.axes for n in axes)
+        return every
 
     def _pipeline(self, placement: Placement) -> PipelineProblem:
         """The problem of a placement: without alternatives if it has too many axes for them."""
@@ -442,6 +464,8 @@ class _Search:
             exhausted=not self.interrupted and self.left() > 0,
             unrewritten=self._unrewritten(),
             axes=self.axes,
+            orders=self.orders,
+            orders_left_out=self.orders_left_out,
             refused=sum(s.refused for s in states),
             solver_words=next((s.solver_words for s in states if s.solver_words), ""),
         )

@@ -35,3 +35,11 @@ def test_phrases_of_reports() -> None:
 
 def test_flags_are_options() -> None:
     assert space_of(rows=((1, 2), (2, 1))).mapping == "rows 1,2/2,1"
+
+
+def test_orders_of_axes_are_searched() -> None:
+    """With three units inside of two: before, the optimum of the outermost level first was 8 % slower."""
+    made = case(100)
+    free, forced_order = made.plan(stages=1, micro_batches=1), made.plan(rows=((1, 3), (2, 1)), micro_batches=1)
+    assert free.report["space"]["axis_order"] == "every order"
+    assert free.report["objective_ns"] <= forced_order.report["objective_ns"]

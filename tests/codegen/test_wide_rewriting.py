@@ -79,7 +79,7 @@ def test_branches_side_by_side_are_computed_in_the_best_ways(mesh: tuple[int, ..
     judge(joint, graph)
 
 
-def narrow(problem: PlanningProblem) -> int:
+def narrow(problem: PlanningProblem, work: object) -> int:
     """As if only meshes of one axis were narrow enough for all rewritings."""
     all_rewritings = problem.plain is not None
     return 1 if all_rewritings else max(len(p.sizes) for p in problem.placements)
