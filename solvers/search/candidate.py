@@ -19,6 +19,7 @@ class Candidate:
     has_part_bounds: bool = False  # True if the bound includes what is proved of its parts
     running: bool = False
     dived: bool = False  # True once tried for a first plan
+    reordered: bool = False  # True for an order of axes that is searched in addition
     merged: bool = False  # True if it bounds all of its size (`MergedDeviceBound`)
 
     @property
@@ -38,7 +39,7 @@ class Candidate:
     def order(self) -> tuple[object, ...]:
         """Sort key: smaller goes first."""
         c = self.configuration
-        return self.level in (Level.BOUNDED, Level.PRICED), self.bound, len(c.matrix), c
+        return self.level in (Level.BOUNDED, Level.PRICED), self.bound, len(c.matrix), self.reordered, c
 
 
 def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> int:

@@ -144,7 +144,8 @@ class _Search:
         try:
             self._enumerate()
             if self.families:
-                self.plainest = self.families[min(self.families, key=lambda key: plainness(*key))]
+                first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
+                self.plainest = self.families[min(first, key=lambda key: plainness(*key))]
             self._search()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -186,7 +187,8 @@ class _Search:
                 for k in counts:
                     made = Configuration(row, placement.matrix, k, *order)
                     bound = evenly_spread(self.pipeline, made) if self.has_pipelines else floor
-                    family[k] = Candidate(made, Proved(bound=bound))
+                    further = placement not in space.placements[row]
+                    family[k] = Candidate(made, Proved(bound=bound), reordered=further)
                     if self.has_pipelines:
                         self.merged.setdefault(
                             (made.devices, k), Candidate(made, Proved(bound=bound), has_part_bounds=True, merged=True)
