@@ -55,10 +55,11 @@ class Decomposed:
         if answer.assignment is not None:
             search.offer(answer.assignment)
         search.prices = answer.prices
-        if answer.status is not Status.OPTIMAL or answer.words != "proved by prices" or search.limits.rough:
-            search.raise_bound(answer.bound)
+        by_prices = answer.status is Status.OPTIMAL and answer.words == "proved by prices"
+        if not by_prices or search.limits.quick:
+            search.raise_bound(answer.bound - by_prices)
             search.proof = inner.proof or Proof(self.name)
-            return search.finish(answer.words, infeasible=answer.status is Status.INFEASIBLE)
+            return search.finish(PRICED if by_prices else answer.words, infeasible=answer.status is Status.INFEASIBLE)
         plain = without_extras(search.network)
         if any(answer.prices):  # the price is of groups of switches, not of the capacities
             search.raise_bound(answer.bound)
@@ -99,8 +100,8 @@ class Decomposed:
             return search.finish("no solution, at any price of memory", infeasible=True)
         claimed = search.objective is not None and inner.bound >= search.objective
         quick = search.limits.quick or (search.objective is not None and inner.done)
-        if not claimed and (quick or inner.bound >= search.ceiling):
-            search.raise_bound(inner.bound)
+        if search.limits.quick or (not claimed and (quick or inner.bound >= search.ceiling)):
+            search.raise_bound(inner.bound - claimed)
             return search.finish("excluded by prices" if search.objective is None and search.done else PRICED)
         search.raise_bound(inner.bound - claimed)  # that no solution costs as little is for the backend to prove
         return best
