@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from partita.solvers.wide.form import flattened
 from partita.solvers.wide.solve_reduced import unflattened
 
 DECOMPOSED = ("cpsat", "milp", "smt")
+made = cache(solver)
+"""One of each backend, so that HiGHS's process starts once."""
 
 
 def layers(seed: int, copies: int = 4, tie: bool = True, switch: bool = False) -> Network:
@@ -52,7 +55,7 @@ def layers(seed: int, copies: int = 4, tie: bool = True, switch: bool = False) -
 
 
 NETWORKS = {
-    **{f"layers {seed}": layers(seed) for seed in range(3)},
+    "layers": layers(0),
     "no tie": layers(3, tie=False),
     "a switch": layers(4, switch=True),
     "chords": family_network(Family("chords", 16, 2, 4, "none")),
@@ -62,8 +65,8 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("many", [3, 60])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_table_is_in_a_part_and_separators_are_small(name: str, many: int) -> None:
     network = NETWORKS[name]
     parts = split(network, few=2, many=many)
@@ -100,13 +103,13 @@ def test_nothing_fits_a_part() -> None:
     barred = replace(network.edges[0], cost=np.full((3, 3), INFINITE))
     network = replace(network, edges=(barred, *network.edges[1:]))
     assert problems(network) is None
-    assert all(solver(name).solve(network).status is Status.INFEASIBLE for name in DECOMPOSED)
+    assert all(made(name).solve(network).status is Status.INFEASIBLE for name in DECOMPOSED)
 
 
-@pytest.mark.parametrize("most", [1, 30, 10_000])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("most", [1, 10_000])
+@pytest.mark.parametrize("name", ["layers", "a switch", "alone"])
 def test_narrowing_keeps_the_best(name: str, most: int) -> None:
-    for problem in problems(NETWORKS[name]) or ():
+    for problem in (problems(NETWORKS[name]) or ())[:2]:
         part = narrowed(problem.network, problem.least, most)
         assert part.bound <= problem.least and part.flat is not None and part.reparametrized is not None
         whole = flattened(without_switches(problem.network).network)
@@ -117,32 +120,33 @@ def test_narrowing_keeps_the_best(name: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("backend", DECOMPOSED)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["layers", "a switch", "chords", "alone"])
 def test_each_backend_proves_the_optimum_by_parts(name: str, backend: str) -> None:
     network = NETWORKS[name]
-    best = solver("auto").solve(network).objective
-    answer = solver(backend).solve(network, Limits(seconds=60))
+    best = made("auto").solve(network).objective
+    answer = made(backend).solve(network, Limits(seconds=60))
     assert (answer.status, answer.objective, answer.bound) == (Status.OPTIMAL, best, best)
     assert answer.proof is not None and answer.proof.backend == backend and answer.proof.parts > 0
     assert 0 < answer.proof.left <= answer.proof.variables
-    below = solver(backend).solve(network, Limits(seconds=60, cutoff=best))
-    assert below.objective is None and below.bound == best
+    if name == "layers":
+        below = made(backend).solve(network, Limits(seconds=60, cutoff=best))
+        assert below.objective is None and below.bound == best
 
 
 @pytest.mark.parametrize("backend", DECOMPOSED)
 @pytest.mark.parametrize("tightness", ["loose", "tight", "infeasible"])
 def test_capacities_that_bind(tightness: str, backend: str) -> None:
-    network = family_network(Family("chords", 7, 2, 3, tightness))
-    expected = solver("elimination").solve(network)
-    answer = solver(backend).solve(network, Limits(seconds=60))
+    network = family_network(Family("chords", 6, 2, 3, tightness))
+    expected = made("elimination").solve(network)
+    answer = made(backend).solve(network, Limits(seconds=60))
     assert (answer.status, answer.objective, answer.bound) == (expected.status, expected.objective, expected.bound)
 
 
 @pytest.mark.parametrize("backend", DECOMPOSED)
 def test_what_the_backend_cannot_prove_is_not_called_optimal(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, made = NETWORKS["layers 0"], solver(backend)
-    monkeypatch.setattr(type(made.part_solver), "prove", lambda *_: -INFINITE)
-    best = solver("auto").solve(network).objective
-    answer = made.solve(network)
+    network, failing = NETWORKS["layers"], solver(backend)
+    monkeypatch.setattr(type(failing.part_solver), "prove", lambda *_: -INFINITE)
+    best = made("auto").solve(network).objective
+    answer = failing.solve(network)
     assert (answer.objective, answer.bound) in ((best, best - 1), (best, best))
     assert answer.status is (Status.OPTIMAL if answer.bound == best else Status.FEASIBLE)
