@@ -1,16 +1,17 @@
 """The split of a network's graph into a tree of parts that share one or two variables.
 
-Parts are the blocks (biconnected components) of the graph whose edges are the network's tables; a table that a switch
-decides joins all of its variables, so a switch lies within one block. Blocks meet in single variables: cuts of the
-model's graph, boundaries of equal layers, ends of series-parallel pieces. Small blocks join the block above, so that a
-part is about half a layer. A variable that ties distant parts of a model, such as a shared weight, would leave one
-block: it is set aside, and belongs to the separators of all parts between its uses.
+Parts are the blocks (biconnected components) of the graph whose edges are the network's tables; further edges join what
+a switch decides, so a switch lies within one block. Blocks meet in single variables: cuts of the model's graph,
+boundaries of equal layers, ends of series-parallel pieces. Small blocks join the block above, so that a part is about
+half a layer. A variable that ties distant parts of a model, such as a shared weight, would leave one block: it is set
+aside, and belongs to the separators of all parts between its uses.
 
 So the least cost of all parts below, for every option of a separator, is all that the rest needs to know of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from ...formulation.network.network import Network
 
@@ -33,6 +34,12 @@ def split(network: Network, few: int = FEW, many: int = MANY) -> tuple[Part, ...
     for term in network.terms():
         for v in term.scope:
             near[v].update(term.scope)
+    for s in network.switches:  # what it decides may share its mode alone: each joins the next two, so no cut divides them
+        ends = (v for k in s.edges for v in (network.edges[k].u, network.edges[k].v))
+        row = list(dict.fromkeys((s.variable, *s.variables, *ends)))
+        for u, v in (*pairwise(row), *zip(row, row[2:], strict=False)):
+            near[u].add(v)
+            near[v].add(u)
     for v, around in enumerate(near):
         around.discard(v)
     found = _Blocks(near, few).parts()

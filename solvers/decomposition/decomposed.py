@@ -123,15 +123,14 @@ class Decomposed:
     def _prove_part(self, problem: Problem, search: Search) -> tuple[int, Proof]:
         """A bound on a part's problem, and what was left of it for the backend."""
         part = narrowed(problem.network, problem.least, self.part_solver.most, search.until)
-        variables = sum(len(v.cost) > 1 for v in problem.network.variables)
         if part.flat is None:
-            return problem.least, Proof(self.name, 0, variables, 0)
+            return problem.least, Proof(self.name, 0, part.variables, 0)
         try:
             until = min(search.until, search.started + search.seconds + max(1.0, _SHARE * search.left))
             bound = self.part_solver.prove(part, problem.least, until)
         except OutOfTimeError:
             bound = -INFINITE
-        return min(max(bound, part.bound), problem.least), Proof(self.name, 1, variables, part.left)
+        return min(max(bound, part.bound), problem.least), Proof(self.name, 1, part.variables, part.left)
 
     def _words(self, search: Search) -> str:
         if search.bound < search.ceiling:

@@ -27,11 +27,15 @@ _CLIMBS, _PASSES = 8, 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Narrow:
-    """What is left of a problem: with its own costs, and reparametrized; None if nothing is. `bound` is by messages."""
+    """What is left of a problem: with its own costs, and reparametrized; None if nothing is. `bound` is by messages.
+
+    `variables`: of the problem without switches, those with a choice.
+    """
 
     flat: Flat | None
     reparametrized: Flat | None
     bound: int
+    variables: int
 
     @property
     def left(self) -> int:
@@ -45,13 +49,14 @@ def narrowed(network: Network, least: int, most: int, until: float = math.inf) -
     Raises OutOfTimeError after `until` (of perf_counter).
     """
     flat = flattened(without_switches(network).network)
+    variables = int((flat.sizes > 1).sum())
     alive = without_dead_options(flat)
     if alive is None:
-        return Narrow(None, None, INFINITE)
+        return Narrow(None, None, INFINITE, variables)
     flat = alive.flat
     messages = _climbed(flat, least, until)
     if messages.bound >= INFINITE:
-        return Narrow(None, None, INFINITE)
+        return Narrow(None, None, INFINITE, variables)
     places = Places.of(flat)
     proved = lower_bounds(flat, messages.moved(places), messages.prices, places)
     levels = np.sort(np.concatenate([proved.options, proved.entries]))
@@ -60,9 +65,9 @@ def narrowed(network: Network, least: int, most: int, until: float = math.inf) -
     small = fixed(flat, proved, max(least, flat.constant + math.floor(room)) + 1)
     small = None if small is None else without_dead_options(small.flat)
     if small is None:
-        return Narrow(None, None, least + 1)
+        return Narrow(None, None, least + 1, variables)
     moved = reparametrized(small.flat, _climbed(small.flat, least, until))
-    return Narrow(small.flat, moved, min(messages.bound, least))
+    return Narrow(small.flat, moved, min(messages.bound, least), variables)
 
 
 def _climbed(flat: Flat, least: int, until: float) -> Messages:

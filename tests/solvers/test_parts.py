@@ -46,9 +46,10 @@ def layers(seed: int, copies: int = 4, tie: bool = True, switch: bool = False) -
         variables.append(Variable("tie", table(size), np.zeros((size, 1), np.int64)))
         edges += [Edge(v, len(variables) - 1, table(size, size)) for v in (0, 1, len(variables) - 3)]
     if switch:
-        cost = np.stack([own[0], own[0] + 5])
-        switches.append(Switch(len(variables), {1: (cost, None, None)}, {}))
+        decided = {1: np.stack([own[0], own[0] + 5]), len(variables) + 1: np.array([[0, 4], [2, 2]])}
+        switches.append(Switch(len(variables), {v: (cost, None, None) for v, cost in decided.items()}, {}))
         variables.append(Variable("mode", np.array([0, 3]), np.zeros((2, 1), np.int64)))
+        variables.append(Variable("shares the mode alone", np.array([0, 4]), np.zeros((2, 1), np.int64)))
     return Network(
         tuple(replace(v, use=v.use[:, :0]) for v in variables), tuple(edges), (), 7, switches=tuple(switches)
     )
@@ -69,9 +70,9 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_table_is_in_a_part_and_separators_are_small(name: str, many: int) -> None:
     network = NETWORKS[name]
-    parts = split(network, few=2, many=many)
-    for term in network.terms():
-        assert any(set(term.scope) <= set(part.variables) for part in parts)
+    parts = split(network, few=1, many=many)
+    together = [term.scope for term in network.terms()] + [(s.variable, *s.variables) for s in network.switches]
+    assert all(any(set(scope) <= set(part.variables) for part in parts) for scope in together)
     above = {b: k for k, part in enumerate(parts) for b in part.below}
     for k, part in enumerate(parts):
         assert all(b < k for b in part.below) and len(part.separator) <= 2
