@@ -111,6 +111,7 @@ def test_data_come_in_float32(dtype: str, tmp_path: Path) -> None:
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
     state = {name: p.detach() for name, p in model.named_parameters()}
-    outcome = run_threads(lambda _: train(program, state, [{"input": torch.ones(4, 4)}], program.DTYPE), 2)[0]
+    batches = [{"input": torch.ones(4, 4)}]
+    outcome = run_threads(lambda _: train(program, state, batches, state, program.DTYPE), 2)[0]
     whole = loss_of(model.double()(torch.ones(4, 4).double()), program.SEED)
     assert outcome is not None and outcome.losses[0] == pytest.approx(whole.item(), abs=0.02)

@@ -64,7 +64,8 @@ KINDS: dict[str, Kind] = {
 @cache
 def planned(name: str, dtype: str, mesh: tuple[int, ...], micro_batches: int) -> Plan:
     module, inputs = load_module(name, small=True)
-    training, space = Training(BATCH, dtype, "adamw"), SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1)
+    training = Training(BATCH, dtype, "adamw")
+    space = SearchSpace(mesh=mesh, micro_batches=micro_batches, stages=1, bundles=False)  # branches store weights whole
     model = {"reference": name, "small": True, "sequence": None, "batch": BATCH}
     return plan_graph(
         capture(module, inputs, batch=BATCH), Machine.adhoc((math.prod(mesh),)), training, space, context=Context(model)

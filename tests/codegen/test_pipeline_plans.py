@@ -138,7 +138,7 @@ def test_mixed_precision_trains(dtype: str, tmp_path: Path) -> None:
     made = trial_of(plan, tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
     state = {name: value.float() for name, value in made.state.items()}
-    found = run_threads(lambda _: train(program, state, made.batches, program.DTYPE), plan.ranks)[0]
+    found = run_threads(lambda _: train(program, state, made.batches, state, program.DTYPE), plan.ranks)[0]
     assert found is not None and found.losses == pytest.approx(made.truth.losses, rel=0.02)
     for name, value in made.truth.gradients.items():
         assert (found.gradients[name].double() - value).norm() <= 0.15 * value.norm(), name
