@@ -34,7 +34,8 @@ def split(network: Network, few: int = FEW, many: int = MANY) -> tuple[Part, ...
     for term in network.terms():
         for v in term.scope:
             near[v].update(term.scope)
-    for s in network.switches:  # what it decides may share its mode alone: each joins the next two, so no cut divides them
+    for s in network.switches:
+        # What it decides may share nothing but its mode: each joins the next two, so that no cut divides them.
         ends = (v for k in s.edges for v in (network.edges[k].u, network.edges[k].v))
         row = list(dict.fromkeys((s.variable, *s.variables, *ends)))
         for u, v in (*pairwise(row), *zip(row, row[2:], strict=False)):
