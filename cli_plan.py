@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,8 +51,7 @@ class PlanCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the value after --rewrite where there is none."""
-        following = [*args[1:], ""]
-        pairs = zip(args, following, strict=True)
+        pairs = pairwise([*args, ""])
         given = [f"--rewrite={ALONE}" if word == "--rewrite" and after != "all" else word for word, after in pairs]
         return list(super().parse_args(ctx, given))
 

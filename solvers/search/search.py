@@ -214,7 +214,7 @@ class _Search:
         """The space's placements and, if they are little work, those with any other order of the axes."""
         problem, space = self.pipeline.problem, self.pipeline.problem.space
         known = self.space.placements
-        if not problem.orders:
+        if space.mapping is not None:
             return known
         every = {
             row: tuple(p for p in every_order(places) if space.mesh is None or p.sizes == space.mesh)
@@ -222,7 +222,7 @@ class _Search:
         }
         axes = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
         needed = len(problem.micro_batches) * sum(max(LEAST_WORK, self.work[n]) for n in axes if n <= self.axes)
-        self.orders_left_out = bool(axes) and (space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
+        self.orders_left_out = bool(axes) and (not problem.orders or space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
         if self.orders_left_out:
             return known
         self.orders = sum(n <= self.axes for n in axes)

@@ -109,7 +109,8 @@ def machine(share: float = 1.0) -> Machine:
 
 @cache
 def found(share: float) -> PipelinePlan:
-    plan = partita.optimize(*load_module("gpt2", small=True), machine(share), batch=8, stages=2, gap=0.02, **ASKED)
+    settings = ASKED | {"batch": 8, "stages": 2, "gap": 0.02, "offload": share < 1}
+    plan = partita.optimize(*load_module("gpt2", small=True), machine(share), **settings)
     assert isinstance(plan, PipelinePlan)
     return plan
 
