@@ -222,7 +222,9 @@ class _Search:
         }
         axes = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
         needed = len(problem.micro_batches) * sum(max(LEAST_WORK, self.work[n]) for n in axes if n <= self.axes)
-        self.orders_left_out = bool(axes) and (not problem.orders or space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
+        self.orders_left_out = bool(axes) and (
+            not problem.orders or space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK
+        )
         if self.orders_left_out:
             return known
         self.orders = sum(n <= self.axes for n in axes)
