@@ -144,12 +144,6 @@ def test_formatted_and_without_lint(force: Force, tmp_path: Path, seed: int) -> 
     assert done.returncode == 0, done.stdout
 
 
-def test_the_program_runs_by_itself(tmp_path: Path, force: Force) -> None:
-    path = tmp_path / "program.py"
-    force(layers(2), (2,), random.Random(0)).emit(path)
-    assert "step 9: loss" in torchrun(path, 2, timeout=120)
-
-
 def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
     path, data, out = tmp_path / "program.py", tmp_path / "data.pt", tmp_path / "out.pt"
     plan = megatron(layers(2))
@@ -163,7 +157,7 @@ def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
         assert all(torch.equal(batch[name], whole[name][start : start + 4]) for name in whole)
     with pytest.raises(SystemExit):
         program.samples({name: x[:3] for name, x in whole.items()}, 0)
-    torchrun(path, 4, ["", str(data), str(out)], timeout=120)
+    assert "step 9: loss" in torchrun(path, 4, ["", str(data), str(out)], timeout=120)
     parameters = {plan.graph.nodes[i].name: plan.graph.nodes[i].shape for i in plan.graph.of("parameter")}
     assert {name: tuple(x.shape) for name, x in torch.load(out).items()} == parameters
 

@@ -139,9 +139,9 @@ def tight_pair(name: str, mesh: tuple[int, ...]) -> tuple[Plan, Plan]:
 
 
 def tight_cases() -> list[Any]:
-    """As `cases`, but one axis of 6 for the two families that take most of a minute on two axes in little memory."""
-    found = (case.values for case in cases(TIGHT, ((3, 2),), turns=4))
-    one = [(name, (6,) if name.startswith(("swin", "alphafold2")) else mesh) for name, mesh in found]
+    """As `cases`, but one axis of 6 for the families that take most of a minute on two, and without alphafold2."""
+    found = [case.values for case in cases(TIGHT, ((3, 2),), turns=4) if not case.id.startswith("alphafold2")]
+    one = [(name, (6,) if name.startswith(("swin", "mbart")) else mesh) for name, mesh in found]
     return [pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}") for name, mesh in one]
 
 
@@ -162,7 +162,7 @@ def test_a_plan_that_nobody_would_choose(name: str, mesh: tuple[int, ...], force
 
 def test_the_plans_are_of_all_kinds() -> None:
     """What the optima above use, so that nothing passes for want of a case."""
-    plans = [plan for name in ("mlp", "gpt2") for mesh in TIGHT for plan in tight_pair(name, mesh)]
+    plans = [plan for mesh in ((8,), (3, 2)) for plan in tight_pair("gpt2", mesh)]
     used = {
         kind
         for plan in plans

@@ -41,7 +41,7 @@ def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
 
 
 @given(st.integers(0, 10**6), st.sampled_from((1, 2, 2)), st.sampled_from(KINDS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_boolean_states_have_the_optimum_of_the_shortest_path(seed: int, levels: int, kind: Kind) -> None:
     """CP-SAT and Z3, on random hierarchies."""
     machine, reduction, size, profile = some(seed, levels)
