@@ -1,0 +1,1 @@
+"""Rules with parallel operators, derived from the layouts and moves among which the search chooses."""
