@@ -6,8 +6,8 @@ gives, is looked up among the options that the planner has for it on a mesh, and
 cost network prices. If all are there, the search compares the two sides by cost, and the rule adds nothing. (A detour
 through other layouts is never cheaper than the conversion that the network prices; that is checked too.)
 
-A derivation is also a proof that the rule is true: what layouts claim is checked on values, and expressions are equal
-as written, or by a rule that is proved.
+A false rule is not derived: what layouts claim is checked on values, and computations must be equal as written, or by
+a rule that is proved.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 
 import pytest
 
@@ -12,6 +14,9 @@ from partita.formulation.rewriting.spelling import is_parallel
 from partita.formulation.substitution.rule import PARALLEL
 from partita.formulation.substitution.rule_file import basis
 from partita.formulation.substitution.text import parse_rule, parse_rules
+from partita.solvers.proof.verify import verify_rule
+
+from ..formulation.mutants import mutants
 
 
 def test_some_rules_of_every_family_are_derived() -> None:
@@ -83,3 +88,13 @@ def test_a_wrong_rule_is_not_derived(name: str) -> None:
     text, why = WRONG[name]
     found = derive(parse_rule(text))
     assert found.verdict == "not derived" and why in found.why, found
+
+
+def test_no_false_mutant_is_derived() -> None:
+    shipped = [rule for rules in derived.families().values() for rule in rules]
+    rng, counts = random.Random(3), Counter[bool]()
+    for mutant in (mutant for rule in shipped[::16] for mutant in mutants(rule, 2, rng)):
+        found = derive(mutant)
+        counts[found.verdict == "not derived"] += 1
+        assert found.verdict == "not derived" or verify_rule(mutant).verdict == "proved", mutant
+    assert counts[True] > 10 and counts[False] > 0
