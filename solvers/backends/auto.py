@@ -1,7 +1,7 @@
 """The default solver: elimination bounds and prunes; programs take over where label lists grow too long.
 
 Label lists finish most networks. Where they grow too long, small networks are tried as linear and mixed-integer
-programs. Then CP-SAT solves the pruned network, with one count per label of a chain's copy (`cp_program.py`). Slacks
+programs. Then CP-SAT solves the pruned network, with one count per label of a chain's copy (`counted.py`). Slacks
 grow as in elimination, so that the program only holds what can be part of a solution within the slack. Networks too
 wide for elimination go to `wide/portfolio.py`.
 """
@@ -11,14 +11,15 @@ from dataclasses import replace
 from functools import partial
 
 from ...formulation.network.network import Network
+from ..decomposition.counted import count_within
+from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import search_within, sweep
 from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_extras, solve_transient, without_extras
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from ..wide.portfolio import solve_flat, try_programs
 from ..wide.solve_reduced import reducible
-from .cpsat import CpSatPlain, count_within, solve_whole
-from .elimination import close_by_labels
+from .cpsat import CpSatPlain, run, solve_whole
 
 _FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # per table, under several capacities and under one, which sorts them
 
@@ -65,7 +66,7 @@ class Auto:
             solution = close()
             if solution is not None and (search.done or solution.status is Status.INFEASIBLE):
                 return _with_words(solution, part, search)
-        count = partial(count_within, circuit, best, search)
+        count = partial(count_within, circuit, best, search, run)
         return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
 
 

@@ -1,33 +1,27 @@
-"""CP-SAT: parts of a network, or the whole, as one program (formulation in `cp_program.py`), anytime, with a bound."""
+"""CP-SAT: parts of a network, or the whole, as one program (formulation in `counted.py`), anytime, with a bound."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ...formulation.network.network import INFINITE, Network
+from ..decomposition.counted import CountedProgram, Decode, build
 from ..decomposition.decomposed import Decomposed
 from ..decomposition.narrowing import Narrow
-from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor, exact_in_floats, network_factors, reachable
-from ..elimination.labels import LabelBounds, Listing, enumerate_labels
-from ..elimination.memory_price import Price, search_within
-from ..elimination.order import restrict
-from ..elimination.tables import Tables, check_clock
-from ..protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Proof, Search, Solution
+from ..elimination.tables import check_clock
+from ..protocol import INTERRUPTED, NO_LIMITS, STOPPED, Limits, Search, Solution
 from ..wide.solve_reduced import solve_instead, solve_reduced, unflattened
 from ..wide.substitution import Reduced
-from .cp_program import CopyLabels, CpProgram, build, trail
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel
 
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; building a larger program takes minutes
 _PER_PAIR = 4e-6  # seconds at most to add a pair to a program: far less where rows are equal
-_COLUMNS = 1 << 15  # labels per chain in a program
 TOO_LARGE = "too large for one program"
-_Decode = Callable[[dict[int, int], list[list[int]]], tuple[int, ...] | None]
 
 _EARLY, _EARLY_SHARE = 1.0, 0.15  # a stop this long before the time limit (seconds, share) is an interrupt
 
@@ -52,9 +46,8 @@ class _Parts:
             raise KeyboardInterrupt
         return answer.bound if answer.objective is None else min(answer.bound, answer.objective)
 
-    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
-        count = partial(count_within, circuit, best, search)
-        return search_within(circuit, best, search, count, ("counting", "CP-SAT"))
+    def count(self, program: CountedProgram, search: Search, decode: Decode, known_to: int) -> bool:
+        return run(program, search, decode, known_to)
 
     def whole(self, search: Search) -> Solution:
         if search.network.switches:
@@ -99,7 +92,7 @@ def solve_whole(search: Search) -> Solution:
     size = {v: len(variable.cost) for v, variable in enumerate(network.variables)}
     factors = _in_time(network_factors(network), search.until)
     program = build(factors, size, reachable(network).capacities)
-    if not run(program, search, lambda picks, _: tuple(picks[v] for v in range(len(picks)))):
+    if not run(program, search, lambda value: tuple(pick for _, pick in sorted(program.read(value)[0].items()))):
         return search.finish(STOPPED)
     infeasible = search.objective is None and search.limits.cutoff is None
     search.raise_bound(INFINITE if infeasible else search.ceiling)
@@ -125,22 +118,19 @@ def _solver(seconds: float) -> Any:
     return solver
 
 
-def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INFINITE) -> bool:
-    """Offer the program's solutions below the search's ceiling, best last; True if none better is proved to exist.
-
-    `decode` returns None for a solution with a cycle besides the path (7). The program holds every solution of cost
-    up to `known_to`, so its bound holds for the network up to there.
-    """
+def run(program: CountedProgram, search: Search, decode: Decode, known_to: int = INFINITE) -> bool:
+    """CP-SAT on a counted program, as `Run` in `counted.py` says."""
     from ortools.sat.python import cp_model
 
     constant, ceiling = search.network.constant, search.ceiling
-
+    model, columns, cost = _model(program)
+    rows = len(program.rows)
     failures: list[BaseException] = []  # raising through CP-SAT would leave its signal handler installed
 
     class Watch(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
             try:
-                assignment = decode(*program.read(self.value))
+                assignment = decode(lambda column: int(self.value(columns[column])))
                 if assignment is not None:
                     search.offer(assignment)
             except BaseException as error:
@@ -158,11 +148,11 @@ def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INF
     while True:
         ceiling = search.ceiling
         if ceiling < INFINITE:
-            program.model.add(program.cost <= ceiling - 1 - constant)
+            model.add(cost <= ceiling - 1 - constant)
         allowed = min(search.left, 1e6)
         solver = _solver(allowed)
         solver.best_bound_callback = bound_grew
-        status = solver.solve(program.model, Watch())
+        status = solver.solve(model, Watch())
         _restore_interrupts()
         if failures:
             raise failures[0]
@@ -170,11 +160,37 @@ def run(program: CpProgram, search: Search, decode: _Decode, known_to: int = INF
             raise KeyboardInterrupt  # CP-SAT swallowed the signal; nothing else ends it early
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return bool(status == cp_model.INFEASIBLE)
-        cycles = _cycles(program, solver.value)
+        cycles = program.cut_cycles(lambda column: int(solver.value(columns[column])))
         if search.left <= 0 or not cycles:
             return bool(status == cp_model.OPTIMAL and not cycles)
-        for chain, layouts in cycles:
-            program.cut(chain, layouts)
+        rows = _add_rows(model, columns, program, rows)
+
+
+def _model(program: CountedProgram) -> tuple["CpModel", list[Any], Any]:
+    """The program for CP-SAT: the model, a variable for every column, and the cost."""
+    from ortools.sat.python.cp_model import CpModel, LinearExpr
+
+    model = CpModel()
+    columns = [model.new_bool_var("") if most == 1 else model.new_int_var(0, most, "") for most in program.upper]
+    _add_rows(model, columns, program, 0)
+    paid = [(b, cost) for b, cost in zip(columns, program.cost, strict=True) if cost]
+    cost = LinearExpr.weighted_sum([b for b, _ in paid], [cost for _, cost in paid])
+    model.minimize(cost)
+    return model, columns, cost
+
+
+def _add_rows(model: "CpModel", columns: list[Any], program: CountedProgram, first: int) -> int:
+    """Add the rows of a program from `first` on; returns their number now."""
+    from ortools.sat.python.cp_model import INT_MIN, LinearExpr
+
+    for row in program.rows[first:]:
+        terms = [(amount, columns[column]) for amount, column in row.terms if program.upper[column]]
+        if row.equal and row.right == 1 and all(amount == 1 for amount, _ in terms):
+            model.add_exactly_one([b for _, b in terms])
+        else:
+            total = LinearExpr.weighted_sum([b for _, b in terms], [amount for amount, _ in terms])
+            model.add_linear_constraint(total, row.right if row.equal else INT_MIN, row.right)
+    return len(program.rows)
 
 
 def _restore_interrupts() -> None:
@@ -182,57 +198,3 @@ def _restore_interrupts() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
-
-
-def _cycles(program: CpProgram, value: Callable[[Any], int]) -> list[tuple[int, set[int]]]:
-    """The chains whose counts do not form one trail, with the layouts that the trail misses."""
-    picks, counts = program.read(value)
-    found = []
-    for k, (labels, ns) in enumerate(zip(program.chains, counts, strict=True)):
-        _, missed = trail(picks[labels.first], labels.ends, ns)
-        if missed:
-            found.append((k, missed))
-    return found
-
-
-def count_within(circuit: Circuit, best: Price, search: Search, through: Tables, reach: int) -> bool:
-    """Offer the best solution of cost up to `reach` and below the ceiling, if any; True if the search was complete."""
-    max_total = best.max_total(circuit, reach)
-    small = restrict(circuit, through, max_total)
-    if small is None:
-        return True
-    tops = small.copies
-    bounds = LabelBounds(np.array(best.price), max_total, _COLUMNS, search.until)
-    listing = enumerate_labels(small, bounds, tops or (0,))
-    chains = [
-        CopyLabels(c.boundaries[0], c.boundaries[-1], len(c), labels.at, labels.time, use=labels.use)
-        for c, labels in zip(search.network.chains, [listing.slots[top] for top in tops], strict=True)
-    ]
-    rest = sorted(small.below([small.root], stop=tops))
-    factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
-    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last)}
-    size = {v: len(small.kept[small.domain[v]]) for v in variables}
-    program = build(factors, size, search.network.capacities, chains)
-    left = sum(n > 1 for n in size.values()) + sum(len(c.time) for c in chains)
-    search.proof = Proof(search.source, 1 + len(chains), len(search.network.variables), left)
-
-    def decode(picks: dict[int, int], counts: list[list[int]]) -> tuple[int, ...] | None:
-        walks = []
-        for labels, ns in zip(chains, counts, strict=True):
-            walk, missed = trail(picks[labels.first], labels.ends, ns)
-            if missed:
-                return None
-            walks.append(walk)
-        return _assemble(listing, picks, walks)
-
-    return run(program, search, decode, reach + 1)
-
-
-def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The assignment given by options outside of chains, and by each chain's labels in order."""
-    circuit = listing.circuit
-    for chain, one, walk in zip(circuit.network.chains, circuit.copies, walks, strict=True):
-        for i, label in enumerate(walk):
-            picks = picks | {chain.boundaries[i + 1]: int(listing.slots[one].at[1, label])}
-    starts = [(one, label, i) for one, walk in zip(circuit.copies, walks, strict=True) for i, label in enumerate(walk)]
-    return circuit.assemble(starts, listing.choose, picks)

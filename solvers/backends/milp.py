@@ -1,12 +1,16 @@
 """MILP: parts of a network as mixed-integer programs by HiGHS (`wide/polytope.py`); wide networks as a whole."""
 
+import math
+
+import numpy as np
+
+from ..decomposition.counted import CountedProgram, Decode
+from ..decomposition.counted_linear import linear
 from ..decomposition.decomposed import Decomposed
 from ..decomposition.narrowing import Narrow
-from ..elimination.circuit import Circuit
-from ..elimination.memory_price import Price
 from ..protocol import Search, Solution
-from ..wide.highs import Highs
-from ..wide.integer import close, lower_bound
+from ..wide.highs import End, Highs
+from ..wide.integer import HIDDEN, RANGE, close, lower_bound
 from ..wide.solve_reduced import solve_reduced
 from ..wide.substitution import Reduced
 
@@ -32,8 +36,24 @@ class _Parts:
         assert part.reparametrized is not None
         return lower_bound(part.reparametrized, until, self.highs)
 
-    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
-        return self.whole(search)
+    def count(self, program: CountedProgram, search: Search, decode: Decode, known_to: int) -> bool:
+        scale = max(1.0, max(map(abs, program.cost), default=0) / RANGE)
+        while True:
+            outcome = self.highs.solve(linear(program, scale, whole=True), search.left)
+            if outcome.end is End.INFEASIBLE:
+                return True
+            if outcome.bound > -1e15:
+                proved = search.network.constant + math.ceil((outcome.bound - HIDDEN) * scale)
+                search.raise_bound(min(proved, known_to, search.ceiling))
+            if outcome.point is None:
+                return False
+            point: list[int] = np.round(outcome.point).astype(np.int64).tolist()
+            if program.cut_cycles(point.__getitem__):
+                continue
+            assignment = decode(point.__getitem__)
+            if assignment is not None:
+                search.offer(assignment)
+            return search.bound >= min(known_to, search.ceiling)
 
     def whole(self, search: Search) -> Solution:
         return solve_reduced(search, _solve)

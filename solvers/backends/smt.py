@@ -28,11 +28,11 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ...formulation.network.without_switches import without_switches
+from ..decomposition.counted import CountedProgram, Decode, Terms
+from ..decomposition.counted_linear import below
 from ..decomposition.decomposed import Decomposed
 from ..decomposition.narrowing import Narrow
-from ..elimination.circuit import Circuit
 from ..elimination.kernels import Ints
-from ..elimination.memory_price import Price
 from ..protocol import STOPPED, Search, Solution
 from ..wide.arcs import without_sums
 from ..wide.form import Flat, flattened
@@ -66,8 +66,22 @@ class _Parts:
                 return least
         return -INFINITE
 
-    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
-        return self.whole(search)
+    def count(self, program: CountedProgram, search: Search, decode: Decode, known_to: int) -> bool:
+        """Bisects the cost between what is proved and the best solution."""
+        constant, low = search.network.constant, search.bound
+        while low < (high := min(known_to, search.ceiling)):
+            middle = high if search.objective is None or high == known_to else (low + high + 1) // 2
+            status, values = _cheaper(program, middle - 1 - constant, search.until)
+            if status == "unknown":
+                return False
+            if status == "unsat":
+                low = middle
+                search.raise_bound(low)
+            elif not program.cut_cycles(values.__getitem__):
+                assignment = decode(values.__getitem__)
+                if assignment is None or not search.offer(assignment):
+                    return False
+        return True
 
     def whole(self, search: Search) -> Solution:
         network = search.network
@@ -75,6 +89,26 @@ class _Parts:
         if pairs > _MOST_PAIRS or len(network.capacities) > 100 or not reducible(network):
             return search.finish("too large for Z3, or totals beyond 2^60")
         return solve_reduced(search, _solve)
+
+
+def _cheaper(program: CountedProgram, budget: int, until: float) -> tuple[str, list[int]]:
+    """Whether a counted program has a solution of cost up to `budget`: sat, unsat or unknown; its columns."""
+    import z3
+
+    found, context = below(program, budget, until - time.perf_counter()), z3.Context()
+    solver = z3.Solver(ctx=context)
+    z = [z3.Int(f"z[{k}]", context) for k in range(len(found.upper))]
+
+    def total(terms: Terms) -> Any:
+        return z3.Sum([amount * z[k] for amount, k in terms]) if terms else z3.IntVal(0, context)
+
+    for column, low, upper in zip(z, found.low, found.upper, strict=True):
+        solver.add(column >= low, column <= upper)
+    for terms, right in found.rows:
+        solver.add(total(terms) == right)
+    solver.add(total([(cost, k) for k, cost in enumerate(found.cost) if cost]) <= found.budget)
+    status = checked(solver, until)
+    return status, [solver.model().eval(column, True).as_long() for column in z] if status == "sat" else []
 
 
 def _none_below(flat: Flat, least: int, until: float) -> str:

@@ -4,25 +4,32 @@
    cutoff ends the search: most networks that planning asks for are excluded so, and no backend is needed.
 2. *Parts*: at that price the network is split (`parts.py`); each different part is narrowed (`narrowing.py`), and the
    backend proves its optimum. The sum is the bound: that of elimination does not count towards an optimum.
-3. *Close*: where capacities bind, the price leaves a gap, and the backend solves what elimination leaves of the whole.
+3. *Close*: where capacities bind, the price leaves a gap. A short search by label lists finds a solution; the backend
+   proves the rest of the gap on what elimination leaves of the whole, with one count per label of a chain's copy
+   (`counted.py`), or solves the whole if copies have too many labels.
 
 Transient memory of switches adds a search over its largest value around these steps (`transient_memory.py`).
 """
 
 from dataclasses import replace
+from functools import partial
 
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.circuit import Circuit
-from ..elimination.memory_price import Price, sweep
+from ..elimination.label_search import close_by_labels
+from ..elimination.memory_price import Price, search_within, sweep
 from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_extras, solve_transient, without_extras
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, OutOfTimeError, Proof, Search, Solution, Status
 from ..wide.solve_reduced import reducible
+from .counted import count_within
 from .narrowing import narrowed
 from .part_solver import PartSolver
 from .parts import Problem, priced, problems
 
 _SHARE = 0.25  # of the time left: the most for one part
+_DIVE, _MOMENT = 0.1, 1.0  # share of the time left, or at least seconds, for a first solution where capacities bind
+_FEW_LABELS = 1 << 13  # per table of that
 
 
 class Decomposed:
@@ -82,7 +89,7 @@ class Decomposed:
             if best.bound >= search.ceiling:
                 self.prove(search, search.network, best.price)
             if not search.done:
-                return self.part_solver.close(circuit, best, search)
+                return self._close(circuit, best, search)
         except TooWideError:
             return self.part_solver.whole(search)
         return search.finish(self._words(search))
@@ -105,6 +112,20 @@ class Decomposed:
             return search.finish("excluded by prices" if search.objective is None and search.done else PRICED)
         search.raise_bound(inner.bound - claimed)  # that no solution costs as little is for the backend to prove
         return best
+
+    def _close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
+        """Solve a network whose capacities bind, given the best price."""
+        seconds = min(search.left, max(_MOMENT, _DIVE * search.left))
+        dive = Search(search.network, replace(search.limits, progress=None, seconds=seconds), self.name)
+        dive.run(lambda: close_by_labels(circuit, best, dive, _FEW_LABELS))
+        if dive.assignment is not None:  # what its lists prove is left for the backend
+            search.offer(dive.assignment)
+        count = partial(count_within, circuit, best, search, self.part_solver.count)
+        answer = search_within(circuit, best, search, count, ("counting", self.part_solver.title))
+        if search.done or answer.status is Status.INFEASIBLE:
+            return answer
+        whole = self.part_solver.whole(search)
+        return whole if search.done or whole.status is Status.INFEASIBLE else search.finish(answer.words)
 
     def prove(self, search: Search, network: Network, price: tuple[float, ...]) -> None:
         """Raise the bound by what the backend proves of the parts of the network at a price."""

@@ -2,9 +2,8 @@
 
 from typing import Protocol
 
-from ..elimination.circuit import Circuit
-from ..elimination.memory_price import Price
 from ..protocol import Search, Solution
+from .counted import CountedProgram, Decode
 from .narrowing import Narrow
 
 
@@ -22,8 +21,11 @@ class PartSolver(Protocol):
         """A lower bound on the part's solutions: `least` or more once none is cheaper; until `until` (perf_counter)."""
         ...
 
-    def close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
-        """Solve a network whose capacities bind, given the best price."""
+    def count(self, program: CountedProgram, search: Search, decode: Decode, known_to: int) -> bool:
+        """Offer the program's solutions below the search's ceiling, best last; True if none better is proved to exist.
+
+        The program holds every solution of cost below `known_to`, so its bound holds for the network up to there.
+        """
         ...
 
     def whole(self, search: Search) -> Solution:

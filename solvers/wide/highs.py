@@ -45,7 +45,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
-    """min cost·z with below z <= limits, equal z = right and 0 <= z <= 1; z[:whole] are integers."""
+    """min cost·z with below z <= limits, equal z = right and 0 <= z <= upper (None: 1); z[:whole] are integers."""
 
     cost: Floats
     equal: csr_array
@@ -53,6 +53,7 @@ class LinearProgram:
     below: csr_array
     limits: Floats
     whole: int = 0
+    upper: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +82,8 @@ def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Hi
     if len(program.limits):
         more |= {"A_ub": program.below, "b_ub": program.limits}
     more["options"] = {"time_limit": min(seconds, 1e6), "presolve": presolve}
-    found: Any = linprog(program.cost, **more, method="highs-ds")
+    bounds = (0, None) if program.upper is None else np.stack([np.zeros(len(program.cost)), program.upper], axis=1)
+    found: Any = linprog(program.cost, **more, bounds=bounds, method="highs-ds")
     if found.status == 2 and presolve:
         return _linear(program, seconds, presolve=False)
     if found.status != 0:
@@ -101,7 +103,7 @@ def _mixed(program: LinearProgram, seconds: float) -> HighsOutcome:
     found = milp(
         program.cost,
         integrality=whole.astype(np.uint8),
-        bounds=Bounds(np.zeros(columns), np.ones(columns)),
+        bounds=Bounds(np.zeros(columns), np.ones(columns) if program.upper is None else program.upper),
         constraints=LinearConstraint(csc_array(rows), least, np.concatenate([program.right, program.limits])),
         # Its presolve has cut off optima of such programs (1.12); they are reduced already.
         options={"time_limit": min(seconds, 1e6), "mip_rel_gap": 0.0, "presolve": False},

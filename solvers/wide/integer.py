@@ -27,8 +27,8 @@ _GROWTH = 4
 _MOST = 300_000  # pairs per program
 _RETREATS = 3  # to smaller reaches, after programs too large
 _SHRUNK = 0.8  # of the pairs: reduction follows only if fixing leaves a smaller share
-_RANGE, _FINEST = 1e6, 1e9  # the largest cost in the objective of a mixed-integer program
-_HIDDEN = 4e-6  # of that objective's unit: the error within HiGHS's tolerances
+RANGE, _FINEST = 1e6, 1e9  # the largest cost in the objective of a mixed-integer program
+HIDDEN = 4e-6  # of that objective's unit: the error within HiGHS's tolerances
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +134,7 @@ class _ExactSearch:
 
     def __init__(self, flat: Flat, until: float, highs: Highs, ceiling: Ceiling, report: Report) -> None:
         self.flat, self.until, self.highs, self.report = flat, until, highs, report
-        self.ceiling_for, self.range = ceiling, _RANGE
+        self.ceiling_for, self.range = ceiling, RANGE
         self.state = Exact(None, INFINITE, -INFINITE)
 
     @property
@@ -235,7 +235,7 @@ class _ExactSearch:
             outcome = self.highs.solve(program(shape, held, scale, whole=True)[0], self.seconds)
             if outcome.end is End.INFEASIBLE:
                 return INFINITE
-            bound = flat.constant + math.ceil((outcome.bound - _HIDDEN) * scale) if outcome.bound > -1e15 else -INFINITE
+            bound = flat.constant + math.ceil((outcome.bound - HIDDEN) * scale) if outcome.bound > -1e15 else -INFINITE
             if outcome.point is None:
                 return bound
             choice = shape.choice(outcome.point)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network.network import Network, Variable, evaluate
-from partita.solvers.backends.elimination import list_within
 from partita.solvers.elimination import labels
+from partita.solvers.elimination.label_search import list_within
 from partita.solvers.elimination.labels import Listing
 from partita.solvers.elimination.memory_price import at_price, sweep
 from partita.solvers.elimination.order import compile_network
