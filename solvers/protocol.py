@@ -247,6 +247,13 @@ class Search:
             return solve()
         except KeyboardInterrupt:
             return self.finish(INTERRUPTED)
+        except SystemError as error:
+            cause: BaseException | None = error
+            while isinstance(cause, SystemError):  # as compiled loops report what a signal's handler raised
+                cause = cause.__cause__
+            if not isinstance(cause, KeyboardInterrupt):
+                raise
+            return self.finish(INTERRUPTED)
         except OutOfTimeError:
             return self.finish(STOPPED)
         except MemoryError:

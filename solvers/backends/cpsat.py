@@ -160,7 +160,7 @@ def run(program: CountedProgram, search: Search, decode: Decode, known_to: int =
             raise KeyboardInterrupt  # CP-SAT swallowed the signal; nothing else ends it early
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return bool(status == cp_model.INFEASIBLE)
-        cycles = program.cut_cycles(lambda column: int(solver.value(columns[column])))
+        cycles = program.cut_cycles([int(solver.value(column)) for column in columns].__getitem__)
         if search.left <= 0 or not cycles:
             return bool(status == cp_model.OPTIMAL and not cycles)
         rows = _add_rows(model, columns, program, rows)

@@ -25,13 +25,13 @@ def linear(program: CountedProgram, scale: float = 1.0, whole: bool = False) -> 
     equal, below = ([row for row in program.rows if row.equal is same] for same in (True, False))
     limits, unit = np.array([row.right for row in below], np.float64), _units(below)
     return LinearProgram(
-        np.array(program.cost, np.float64) / scale,
-        matrix(equal, np.ones(len(equal))),
-        np.array([row.right for row in equal], np.float64),
-        matrix(below, unit),
-        limits / unit,
-        len(program.cost) if whole else 0,
-        np.array(program.upper, np.float64),
+        cost=np.array(program.cost, np.float64) / scale,
+        equal=matrix(equal, np.ones(len(equal))),
+        right=np.array([row.right for row in equal], np.float64),
+        below=matrix(below, unit),
+        limits=limits / unit,
+        whole=len(program.cost) if whole else 0,
+        upper=np.array(program.upper, np.float64),
     )
 
 

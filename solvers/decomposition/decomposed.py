@@ -11,6 +11,7 @@
 Transient memory of switches adds a search over its largest value around these steps (`transient_memory.py`).
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -117,15 +118,14 @@ class Decomposed:
         """Solve a network whose capacities bind, given the best price."""
         seconds = min(search.left, max(_MOMENT, _DIVE * search.left))
         dive = Search(search.network, replace(search.limits, progress=None, seconds=seconds), self.name)
-        dive.run(lambda: close_by_labels(circuit, best, dive, _FEW_LABELS))
-        if dive.assignment is not None:  # what its lists prove is left for the backend
+        with suppress(OutOfTimeError):  # what the lists prove is left for the backend
+            close_by_labels(circuit, best, dive, _FEW_LABELS)
+        if dive.assignment is not None:
             search.offer(dive.assignment)
         count = partial(count_within, circuit, best, search, self.part_solver.count)
         answer = search_within(circuit, best, search, count, ("counting", self.part_solver.title))
-        if search.done or answer.status is Status.INFEASIBLE:
-            return answer
-        whole = self.part_solver.whole(search)
-        return whole if search.done or whole.status is Status.INFEASIBLE else search.finish(answer.words)
+        unfinished = not (search.done or answer.status is Status.INFEASIBLE)
+        return self.part_solver.whole(search) if unfinished else answer
 
     def prove(self, search: Search, network: Network, price: tuple[float, ...]) -> None:
         """Raise the bound by what the backend proves of the parts of the network at a price."""

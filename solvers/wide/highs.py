@@ -82,8 +82,9 @@ def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Hi
     if len(program.limits):
         more |= {"A_ub": program.below, "b_ub": program.limits}
     more["options"] = {"time_limit": min(seconds, 1e6), "presolve": presolve}
-    bounds = (0, None) if program.upper is None else np.stack([np.zeros(len(program.cost)), program.upper], axis=1)
-    found: Any = linprog(program.cost, **more, bounds=bounds, method="highs-ds")
+    if program.upper is not None:
+        more["bounds"] = np.stack([np.zeros(len(program.cost)), program.upper], axis=1)
+    found: Any = linprog(program.cost, **more, method="highs-ds")
     if found.status == 2 and presolve:
         return _linear(program, seconds, presolve=False)
     if found.status != 0:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
-from partita.solvers.backends.cpsat import CpSat
+from partita.solvers.backends.cpsat import CpSatPlain
 from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
 
 EVERY = ("auto", "elimination", "cpsat", "cpsat-plain")
@@ -161,7 +161,7 @@ def test_an_interrupt_while_cp_sat_runs_ends_the_solve() -> None:
     capacities = (sum(int(np.median(use)) for use in uses),)
     alarm = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     alarm.start()
-    solution = CpSat().solve(Network(variables, (), capacities), Limits(seconds=60))
+    solution = CpSatPlain().solve(Network(variables, (), capacities), Limits(seconds=60))
     alarm.cancel()
     assert solution.words == INTERRUPTED and solution.seconds < 30
     assert solution.status in (Status.FEASIBLE, Status.UNKNOWN)
