@@ -7,6 +7,7 @@ made from them (`codegen/report/proof_text.py`). Whoever widens or narrows the s
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from ...formulation.bundles.branch_selection import leaves_out
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
@@ -81,3 +82,5 @@ def _rest(problem: PlanningProblem, found: SearchResult, rewritten: Rewritten | 
         yield "offload"
     if not problem.space.bundles:
         yield "parallel branches"
+    elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
+        yield "some parallel branches of rewritten graphs"

@@ -118,7 +118,7 @@ def _terms(pcg: PCG, join: int) -> tuple[list[int], list[int]]:
     terms, adds, stack = list[int](), list[int](), [join]
     while stack and len(terms) <= MOST_BRANCHES:
         index = stack.pop()
-        inner = pcg.consumers[index] in [(add,) for add in adds] and index not in pcg.members
+        inner = _readers(pcg, index) in [{add} for add in adds] and index not in pcg.members
         if (index == join or inner) and _adds_up(pcg, index, join):
             adds.append(index)
             stack.extend(reversed(pcg.nodes[index].inputs))
@@ -159,7 +159,7 @@ def _bundle(pcg: PCG, join: int, ends: Sequence[int], adds: Sequence[int], above
     """The bundle that joins `ends`, from the last tensor that its branches have in common; None if not closed."""
     if not 2 <= len(ends) <= MOST_BRANCHES or len(set(ends)) < len(ends):
         return None
-    outside = {end for end in ends if adds and not {*adds}.issuperset(pcg.consumers[end])}
+    outside = {end for end in ends if adds and not _readers(pcg, end) <= {*adds}}
     fork = reduce(and_, (above[end] for end in ends if end not in outside), -1).bit_length() - 1
     branches = (Branch((), ()) if end in outside else _branch(pcg, end, fork) for end in ends)
     bundle = Bundle(join, fork, tuple(ends), tuple(branches), tuple(adds))
@@ -196,6 +196,11 @@ def _branch(pcg: PCG, end: int, fork: int, choice: Mapping[int, int] = MappingPr
     return Branch(nodes, tuple(i for i in inside if pcg.nodes[i].op in ("parameter", "buffer")))
 
 
+def _readers(pcg: PCG, node: int) -> frozenset[int]:
+    """The readers of a node in the graph as captured."""
+    return pcg.plain.intersection(pcg.consumers[node])
+
+
 def _closed(pcg: PCG, bundle: Bundle) -> bool:
     """True if nothing but the join reads what is inside of a branch, weights included."""
     if sum(any(pcg.nodes[i].op == "parameter" for i in branch.weights) for branch in bundle.branches) < 2:
@@ -207,7 +212,7 @@ def _closed(pcg: PCG, bundle: Bundle) -> bool:
         if any(pcg.nodes[i].op == "receive" for i in inside):
             return False  # what another stage gives comes to all ranks
         for i in (*branch.nodes, *branch.weights):
-            readers = pcg.plain.intersection(pcg.consumers[i]) - inside
+            readers = _readers(pcg, i) - inside
             last = {*bundle.joining} if i == end else set()
             if readers - last or pcg.nodes[i].get("sparse") or pcg.nodes[i].get("tables"):
                 return False

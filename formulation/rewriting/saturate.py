@@ -20,11 +20,10 @@ from .cost_bound import CostBound, KernelCost
 from .egraph import EClass, Egraph, ENode
 from .pattern import Pattern, term, term_attributes
 from .saturation_limits import DEFAULT_LIMITS, SaturationLimits
-from .union import Ref, Union
+from .union import VIEWS, Ref, Union
 
 AGAIN = " (again)"
 COMMUTATIVE = ("add", "mul")
-VIEWS = ("view", "permute")
 
 
 @dataclass(frozen=True)
@@ -324,7 +323,8 @@ class _Extraction:
             one = self.found[name]
             self.refs[name] = one.origins[0] if one.origins else None  # None during the search, so that cycles end
             if not one.origins:
-                made = [ref for ref in map(self._e_node, self._taken(name)) if ref is not None]
+                taken = sorted(self._taken(name), key=lambda e_node: e_node.op in VIEWS)  # a view has no alternatives
+                made = [ref for ref in map(self._e_node, taken) if ref is not None]
                 self.refs[name] = made[0] if made else None
                 for ref in made[1:]:
                     self._add_alternative(ref, made[0])

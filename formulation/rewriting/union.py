@@ -19,6 +19,8 @@ from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.graph.verification import verify
 from ...model.operators.operator import rewriting_of
 
+VIEWS = ("view", "permute")
+
 Ref: TypeAlias = int
 """A node: of the graph (0, 1, ..), or an added one (-1, -2, ..)."""
 
@@ -36,8 +38,8 @@ class AddedNode:
 class Union:
     """Collects added nodes and which nodes they are alternatives of; `build` makes the graph of all.
 
-    `dropped` counts alternatives left out: cyclic ones, those whose operators do not take their operands, and those
-    that would factor the dims of the graph's tensors more finely.
+    `dropped` counts alternatives left out: cyclic ones, those whose operators do not take their operands, those that
+    would factor the dims of the graph's tensors more finely, and those of an added view, which shows another tensor.
     """
 
     pcg: PCG
@@ -57,7 +59,11 @@ class Union:
     def build(self) -> PCG:
         """The graph with all alternatives; the given graph if there are none."""
         made = _AddedNodes(self.pcg, tuple(self.nodes))
-        possible = [pair for pair in self.alternatives if all(map(made.can, pair)) and made.alike(*pair)]
+        possible = [
+            (ref, node)
+            for ref, node in self.alternatives
+            if made.can(ref) and made.can(node) and made.alike(ref, node) and made.kind(node) not in VIEWS
+        ]
         taken = _compatible(_widest(possible, made), lambda pairs: _order(made, pairs) is not None)
         taken = _compatible(taken, lambda pairs: not pairs or not _finer(self.pcg, _graph(made, pairs)))
         self.dropped = len(self.alternatives) - len(taken)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import combinations
 from operator import and_, or_
+from typing import TypeAlias
 
 from ...model.graph.pcg import PCG
 from .tensor_classes import Classes, Use
 
-Choice = Mapping[int, int]
-"""Tensors with several alternatives, each with the alternative taken."""
+_Taken: TypeAlias = Mapping[int, frozenset[int]]
+"""Tensors with several alternatives, each with those of which one is taken."""
 
 
 class Alternatives:
@@ -51,7 +52,7 @@ class Alternatives:
 
     def _can_both_be_taken(self, a: int, b: int) -> bool:
         one, other = self._implied[a], self._implied[b]
-        return not any(other.get(tensor, node) != node for tensor, node in one.items())
+        return not any(taken.isdisjoint(other.get(tensor, taken)) for tensor, taken in one.items())
 
     @cached_property
     def _bases(self) -> Sequence[int]:
@@ -77,23 +78,26 @@ class Alternatives:
         return bits
 
     @cached_property
-    def _implied(self) -> Mapping[int, Choice]:
-        """For every node the choice that every choice with this node has in common."""
-        found: dict[int, Choice] = {}
+    def _implied(self) -> Mapping[int, _Taken]:
+        """For every node, of tensors with several alternatives those of which choices with this node take one."""
+        found: dict[int, _Taken] = {}
         readers: dict[int, list[int]] = {}
         for base in reversed(self._bases):
             choices = [found[reader] for reader in readers.get(base, ())]
-            common = dict(_common(choices)) if choices else {}
+            common = dict(_any_of(choices)) if choices else {}
             for node in self.of(base):
-                found[node] = {**common, base: node} if base in self.pcg.members else common
+                found[node] = {**common, base: frozenset({node})} if base in self.pcg.members else common
                 for source in {source for _, source in self._reads(node)}:
                     readers.setdefault(source, []).append(node)
         return found
 
 
-def _common(choices: Iterable[Choice]) -> Iterator[tuple[int, int]]:
+def _any_of(choices: Iterable[_Taken]) -> Iterator[tuple[int, frozenset[int]]]:
+    """What one of these, at least, takes: known of tensors of which each takes an alternative."""
     first, *others = choices
-    return ((tensor, node) for tensor, node in first.items() if all(other.get(tensor) == node for other in others))
+    for tensor, taken in first.items():
+        if all(tensor in other for other in others):
+            yield tensor, taken.union(*(other[tensor] for other in others))
 
 
 def _bits(number: int) -> frozenset[int]:

@@ -42,12 +42,12 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
             each = []
             for member in (index, *others):
                 form = (
-                    member in parallel,
+                    index in parallel,
                     trains(pcg, member),
                     form_of(pcg.nodes[member], [pcg.nodes[i] for i in pcg.nodes[member].inputs]),
                 )
                 if form not in found:
-                    found[form] = _floor_ns(pcg, member, machine, count, precision, member in parallel)
+                    found[form] = _floor_ns(pcg, member, machine, count, precision, index in parallel)
                 each.append(found[form])
             result[:, index] = np.min(each, axis=0)
     return result

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....model.graph.layout import B, Layout, R, S, atom_of, is_split
-from ....model.graph.pcg import PCG
+from ....model.graph.pcg import PCG, SOURCES
 from ....model.operators.loss import CLASSIFIED
 from ...bundles.branch_options import BundleCandidate
-from ...bundles.bundles import Bundle
+from ...bundles.branch_selection import Part, Taken, attempts, quickest
+from ...bundles.bundles import Branch, Bundle, computed
 from ...bundles.ranges import within
 from ...strategies.tensor_classes import Use
 from ..builder import Conversion, NetworkBuilder
@@ -30,7 +31,8 @@ class RangeCosts:
     """A branch on a range: ns of a step and bytes of a rank, the layouts of all inside, and those of what enters.
 
     `after`: ns to convert the result where it is added. `operators` have the layouts of the inputs, then of the output.
-    `entries`: what a read from outside gets, in letters of the whole axis, where it is whole.
+    `entries`: what a read from outside gets, in letters of the whole axis, where it is whole. `branch` has the
+    alternatives taken, `times` the ns of every node and weight; a hub counts with the node.
     """
 
     time: int
@@ -39,6 +41,8 @@ class RangeCosts:
     hubs: Mapping[int, tuple[Layout, ...]]
     weights: Mapping[int, tuple[Layout, ...]]
     entries: Mapping[Read, Layout]
+    branch: Branch
+    times: Mapping[int, int]
     after: int = 0
 
 
@@ -51,11 +55,14 @@ def ranges_apply(pcg: PCG, bundle: Bundle) -> bool:
 class BranchRanges:
     """The branches of a bundle over an axis; networks of them are made for every size of a range when needed.
 
-    `joined`: how the sum reads each of its ends, addends on the axis.
+    `joined`: how the sum reads each of its ends, addends on the axis. `parts`: tensors of which the alternatives of
+    least time are taken, on every range.
     """
 
-    def __init__(self, builder: NetworkBuilder, bundle: Bundle, axis: int, joined: Sequence[Layout]) -> None:
-        self.joined = joined
+    def __init__(
+        self, builder: NetworkBuilder, bundle: Bundle, axis: int, joined: Sequence[Layout], parts: Sequence[Part] = ()
+    ) -> None:
+        self.joined, self.parts = joined, parts
         self.builder, self.pcg, self.classes = builder, builder.pcg, builder.classes
         self.bundle, self.axis = bundle, axis
         self.builders: dict[int, NetworkBuilder | None] = {}
@@ -72,8 +79,17 @@ class BranchRanges:
             if share not in self.builders:
                 self.builders[share] = self._builder(share)
             builder = self.builders[share]
-            self.found[branch, share] = None if builder is None else self._costs(builder, branch, share)
+            self.found[branch, share] = None if builder is None else self._quickest(builder, branch, share)
         return self.found[branch, share]
+
+    def _quickest(self, builder: NetworkBuilder, branch: int, share: int) -> RangeCosts | None:
+        """The costs with the alternatives of least time."""
+        parts = [part for part in self.parts if not part.tensors.isdisjoint(self.bundle.branches[branch].nodes)]
+        every = [(taken, self._costs(builder, branch, share, taken)) for taken in attempts(parts) or [{}]]
+        tried = [(taken, costs) for taken, costs in every if costs is not None]
+        taken = quickest(parts, [(taken, costs.times) for taken, costs in tried])
+        known = next((costs for other, costs in tried if other == taken), None)
+        return self._costs(builder, branch, share, taken) if known is None else known
 
     def _builder(self, share: int) -> NetworkBuilder | None:
         """The network of all branches, and of what they read, on a mesh with so many coordinates."""
@@ -93,24 +109,29 @@ class BranchRanges:
         passes: list[EncodingPass] = [make(builder) for make in (Operators, Weights, Operands, Hubs)]
         if self.bundle.fork >= 0:
             self._add(builder, passes, self.classes.base[self.bundle.fork], reads=False)
-        for node in sorted(self.bundle.nodes):
+        nodes = {i for part in self.parts for those in part.nodes for i in those if self.pcg.nodes[i].op not in SOURCES}
+        for node in sorted(nodes.union(self.bundle.nodes)):
             if self.classes.base[node] == node and not self.classes.constant[node]:
                 self._add(builder, passes, node, reads=True)
         return builder
 
     def _add(self, builder: NetworkBuilder, passes: list[EncodingPass], node: int, *, reads: bool) -> None:
         for member in builder.choices.of(node):
-            passes[0].compute(member)
+            if member not in builder.operators:
+                passes[0].compute(member)
         for base, reader, operand in builder.operands(node) if reads else ():
             for one in passes:
                 one.read(base, reader, operand)
         for one in passes:
             one.publish(node)
 
-    def _costs(self, builder: NetworkBuilder, branch: int, share: int) -> RangeCosts | None:
-        helper, candidate = InsideOptions(builder), BundleCandidate({self.bundle.join: (self.bundle, self.axis)})
-        alone = ((self.bundle.join, branch),) if share == 1 else ()
-        for i in self.bundle.branches[branch].nodes:
+    def _costs(self, builder: NetworkBuilder, branch: int, share: int, taken: Taken) -> RangeCosts | None:
+        """The costs with these alternatives; None if something has no option."""
+        bundle = computed(self.pcg, self.bundle, taken) if taken else self.bundle
+        assert bundle is not None  # as parts are chosen
+        helper, candidate = InsideOptions(builder), BundleCandidate({bundle.join: (bundle, self.axis)})
+        alone = ((bundle.join, branch),) if share == 1 else ()
+        for i in bundle.branches[branch].nodes:
             if self.classes.base[i] == i and not self.classes.constant[i]:
                 option = helper.option(candidate, i, [self.axis] if share == 1 else [], {})
                 if not helper.enter(candidate, alone, i, option):
@@ -123,36 +144,39 @@ class _Priced:
 
     def __init__(self, builder: NetworkBuilder, candidate: BundleCandidate, ranges: BranchRanges, share: int) -> None:
         self.builder, self.candidate, self.ranges, self.share = builder, candidate, ranges, share
-        self.bundle, self.axis = ranges.bundle, ranges.axis
+        self.bundle, self.axis = candidate.outer, ranges.axis
         self.pcg, self.classes = builder.pcg, builder.classes
         self.entries: dict[Read, Layout] = {}
 
     def costs(self, branch: int) -> RangeCosts:
-        builder, options = self.builder, self.candidate.options
-        time = size = 0
+        builder, options, size = self.builder, self.candidate.options, 0
+        time: dict[int, int] = {}
         for v, option in options.items():
             paid = self.candidate.stored.get(v, option)
-            time += int(builder.variables[v].cost[paid])
+            time[v] = int(builder.variables[v].cost[paid])
             size += int(builder.variables[v].use[paid, 0])
         for number, edge in enumerate(builder.edges):
             if edge.v not in options:
                 continue
             if edge.u in options:
-                time += int(edge.cost[options[edge.u], options[edge.v]])
+                time[edge.v] += int(edge.cost[options[edge.u], options[edge.v]])
                 size += 0 if edge.use is None else int(edge.use[options[edge.u], options[edge.v], 0])
             else:
                 more = self._entry(builder.conversions[number], options[edge.v])
-                time, size = time + more[0], size + more[1]
+                time[edge.v], size = time[edge.v] + more[0], size + more[1]
+        inside = self.bundle.branches[branch]
         ended = self._ended(branch)
         within, after = (ended, 0) if self.share > 1 else (0, ended)
-        return RangeCosts(time + within, size, *self._layouts(), self.entries, after)
+        times = InsideOptions(builder).by_node(inside, time)
+        return RangeCosts(
+            sum(time.values()) + within, size, *self._layouts(), self.entries, branch=inside, times=times, after=after
+        )
 
     def _entry(self, conversion: Conversion, option: int) -> tuple[int, int]:
         """ns and bytes to cut what is whole outside; nothing for the read of an alternative that is not taken."""
         base, use = conversion.base, conversion.use
         fork = self.classes.base[self.bundle.fork] if self.bundle.fork >= 0 else -1
-        assert use is not None
-        if base != fork or (base, use.node, use.operand) in self.entries:
+        if use is None or base != fork or (base, use.node, use.operand) in self.entries:
             return 0, 0
         costs = self.builder.costs
         required = costs.space(base).layout(int(costs.required(use)[option]))
@@ -172,7 +196,8 @@ class _Priced:
             hub, known = self.builder.hubs[base]
             given = int(known.codes[self.candidate.options[hub] % len(known.codes)])
         else:
-            variable, found = self.builder.operators[base]
+            inside = self.bundle.branches[branch].nodes
+            variable, found = next(self.builder.operators[i] for i in self.builder.choices.of(base) if i in inside)
             given = int(found.output[self.candidate.options[variable]])
         target = [S(shown[atom_of(x)]) if is_split(x) else x for x in self.ranges.joined[branch]]
         if self.share == 1:

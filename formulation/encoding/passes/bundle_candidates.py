@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import B, Layout, R
 from ...bundles.branch_options import BundleCandidate, PlacedBundle
-from ...bundles.branch_selection import quickest, selections
+from ...bundles.branch_selection import Part, Taken, attempts, parts_inside, quickest
 from ...bundles.bundles import (
     Bundle,
     assignments,
@@ -26,6 +26,7 @@ from ...bundles.bundles import (
 from ...bundles.ranges import divisions
 from ...network.network import INFINITE, Edge
 from ...strategies.transitions import Codes
+from ..builder import NetworkBuilder
 from .branch_ranges import BranchRanges, ranges_apply, read_of
 from .inside_options import InsideOptions, Path
 
@@ -33,8 +34,12 @@ from .inside_options import InsideOptions, Path
 class BundleCandidates(InsideOptions):
     """The candidates of a finished network.
 
-    Of tensors with several alternatives, a bundle takes the first of each, or those of least time.
+    Of tensors with several alternatives, a bundle takes the captured ones, or those of least time.
     """
+
+    def __init__(self, builder: NetworkBuilder) -> None:
+        super().__init__(builder)
+        self._parts_of: dict[int, tuple[Part, ...]] = {}
 
     def all(self) -> Iterator[BundleCandidate]:
         """Every bundle over every axis, alone, and with those inside of it over another axis."""
@@ -62,14 +67,24 @@ class BundleCandidates(InsideOptions):
         end = self.option(first, bundle.join, [], joins[bundle.join])
         if end is None:
             return
+        joined = self._joined_layouts(first, bundle, end)
+        parts = self._parts(bundle)
+        for chosen in ((), parts) if parts else ((),):
+            yield from self._divided(first, end, BranchRanges(self.builder, bundle, axis, joined, chosen))
+
+    def _divided(self, first: BundleCandidate, end: int, ranges: BranchRanges) -> Iterator[BundleCandidate]:
+        """The candidates of all divisions of an axis; `first` has the options of what adds up, but the last's."""
+        bundle, axis = ranges.bundle, ranges.axis
         add_ns = int(self.builder.variables[self.operators[bundle.join][0]].cost[end])
-        ranges = BranchRanges(self.builder, bundle, axis, self._joined_layouts(first, bundle, end))
-        for found in divisions(len(bundle.branches), coordinates, ranges.costs, add_ns):
+        for found in divisions(len(bundle.branches), self.sizes[axis], ranges.costs, add_ns):
             costs = [ranges.of(b, share) for b, share in enumerate(found.shares)]
             known = [one for one in costs if one is not None]
             times, sizes = tuple(one.time for one in known), tuple(one.size for one in known)
-            placed = PlacedBundle(bundle, axis, found.places, times, sizes, add_ns=add_ns, shares=found.shares)
-            candidate = BundleCandidate(first.axes, options=dict(first.options), path=dict(first.path))
+            taken = replace(bundle, branches=tuple(one.branch for one in known))
+            placed = PlacedBundle(taken, axis, found.places, times, sizes, add_ns=add_ns, shares=found.shares)
+            candidate = BundleCandidate(
+                {bundle.join: (taken, axis)}, options=dict(first.options), path=dict(first.path)
+            )
             candidate.adders, candidate.levels = first.adders, {bundle.join: placed}
             candidate.ends = {end: placed.slowest[0] + sum(one.after for one in known)}
             candidate.held_bytes = placed.fullest[0]
@@ -104,30 +119,37 @@ class BundleCandidates(InsideOptions):
         held = (i for branch in bundle.branches for i in branch.weights)
         read = (i for i in held if i in classes.uses and self.pcg.nodes[i].op == "parameter")
         own = all(i in self.operators for i in (*bundle.joining, *nodes))
-        ends = (classes.base[end] in branch.nodes for branch, end in zip(bundle.branches, bundle.ends, strict=True))
+        ends = (
+            not {*self.builder.choices.of(classes.base[end])}.isdisjoint(branch.nodes)
+            for branch, end in zip(bundle.branches, bundle.ends, strict=True)
+        )
         added = not bundle.adds or all(
             own or not branch.nodes for own, branch in zip(ends, bundle.branches, strict=True)
         )
         return own and added and not classes.twin and all(i in self.weights for i in read)
 
     def _with_alternatives(self, over: Sequence[tuple[Bundle, int]], samples: bool) -> Iterator[BundleCandidate]:
-        """Bundles over axes, with the first alternative of each tensor, and with those of least time together."""
+        """Bundles over axes, as captured, and with the alternatives of least time."""
         first = self._candidate(over, samples, {})
         if first is not None:
             yield from self._balanced(first)
-        choices = selections(self.pcg, [bundle for bundle, _ in over])
-        tried = [(choice, self._candidate(over, samples, choice)) for choice in choices]
-        timed = [(choice, self._times(candidate)) for choice, candidate in tried if candidate is not None]
-        choice = quickest(self.pcg, timed)
-        quick = self._candidate(over, samples, choice) if choice else None
+        parts = self._parts(over[0][0])
+        tried = [(taken, self._candidate(over, samples, taken)) for taken in attempts(parts)]
+        timed = [(taken, self._times(candidate)) for taken, candidate in tried if candidate is not None]
+        taken = quickest(parts, timed)
+        quick = self._candidate(over, samples, taken) if taken else None
         if quick is not None:
             yield from self._balanced(quick)
 
-    def _candidate(
-        self, over: Sequence[tuple[Bundle, int]], samples: bool, choice: Mapping[int, int]
-    ) -> BundleCandidate | None:
+    def _parts(self, bundle: Bundle) -> tuple[Part, ...]:
+        """The parts of a bundle whose alternatives are chosen."""
+        if bundle.join not in self._parts_of:
+            self._parts_of[bundle.join] = parts_inside(self.pcg, bundle)
+        return self._parts_of[bundle.join]
+
+    def _candidate(self, over: Sequence[tuple[Bundle, int]], samples: bool, taken: Taken) -> BundleCandidate | None:
         """The candidate with these alternatives; None if something inside has no option for it."""
-        found = [(computed(self.pcg, bundle, choice) if choice else bundle, axis) for bundle, axis in over]
+        found = [(computed(self.pcg, bundle, taken) if taken else bundle, axis) for bundle, axis in over]
         axes = {bundle.join: (bundle, axis) for bundle, axis in found if bundle is not None}
         if len(axes) < len(over) or not all(self._placeable(bundle) for bundle, _ in axes.values()):
             return None
@@ -136,14 +158,10 @@ class BundleCandidates(InsideOptions):
         return candidate if within and self._fill(candidate) else None
 
     def _times(self, candidate: BundleCandidate) -> Mapping[int, int]:
-        """ns of every node and weight inside; a hub counts with the node."""
+        """ns of every node and weight inside."""
         time, _ = self._loads(candidate)
-        found: dict[int, int] = {}
-        for i in (i for branch in candidate.outer.branches for i in (*branch.nodes, *branch.weights)):
-            tensor = self.classes.variable(i)
-            variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, tensor)) if n in of)
-            found[i] = sum(time.get(v, 0) for v in variables)
-        return found
+        each = [self.by_node(branch, time) for branch in candidate.outer.branches]
+        return {node: ns for times in each for node, ns in times.items()}
 
     # Ordinary options
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ....model.graph.layout import Layout, R
 from ...bundles.branch_options import BundleCandidate
-from ...bundles.bundles import batch_row, whole_row
+from ...bundles.bundles import Branch, batch_row, whole_row
 from ...strategies.tensor_classes import Use
 from ..builder import NetworkBuilder
 
@@ -53,20 +53,32 @@ class InsideOptions:
             hub = self.hubs[tensor][0]
             candidate.options[hub] = self.hub_option(candidate, tensor, int(found.output[option]))
             candidate.path[hub] = path
-        for base, use in self.reads[node]:
-            if base not in self.weights:
-                continue
-            weight, storage = self.weights[base]
-            required = self.required(base, use, option)
-            alone = list(required)
-            for join, _ in path:
-                alone[candidate.axes[join][1]] = R
-            codes = (storage.space.code(layout) for layout in (required, tuple(alone)))
-            read, paid = (np.flatnonzero(storage.plain & (storage.codes == code)) for code in codes)
-            if not len(read) or not len(paid) or base in self.hubs:
+        return all(
+            self._enter_weight(candidate, path, base, use, self.required(base, use, option))
+            for base, use in self.reads[node]
+            if base in self.weights
+        )
+
+    def _enter_weight(self, candidate: BundleCandidate, path: Path, base: int, use: Use, required: Layout) -> bool:
+        """Enter a weight, and its hub if it has one; False if it has no option, or several readers inside."""
+        weight, storage = self.weights[base]
+        alone = list(required)
+        for join, _ in path:
+            alone[candidate.axes[join][1]] = R
+        code = storage.space.code(required)
+        read, paid = (
+            np.flatnonzero(storage.plain & (storage.codes == x)) for x in (code, storage.space.code(tuple(alone)))
+        )
+        if not len(read) or not len(paid):
+            return False
+        if base in self.hubs:
+            hub, table = self.hubs[base]
+            readers = [u for u in self.classes.uses[base] if u.node in candidate.outer.nodes]
+            if readers != [use] or table.position[code] < 0:
                 return False
-            candidate.options[weight], candidate.stored[weight] = int(read[0]), int(paid[0])
-            candidate.path[weight] = path
+            candidate.options[hub], candidate.path[hub] = self.hub_option(candidate, base, code), path
+        candidate.options[weight], candidate.stored[weight] = int(read[0]), int(paid[0])
+        candidate.path[weight] = path
         return True
 
     def hub_option(self, candidate: BundleCandidate, base: int, code: int) -> int:
@@ -75,3 +87,12 @@ class InsideOptions:
         readers = retention.keepers(base) if retention.by_alternatives(base) else frozenset()
         kept = not readers.isdisjoint((*candidate.outer.nodes, candidate.outer.join))
         return int(table.position[code]) + len(table.codes) * kept
+
+    def by_node(self, branch: Branch, time: Mapping[int, int]) -> Mapping[int, int]:
+        """ns of every node and weight of a branch, given those of variables; a hub counts with the node."""
+        found = {}
+        for i in (*branch.nodes, *branch.weights):
+            hub = self.classes.variable(i)
+            variables = (of[n][0] for of, n in ((self.operators, i), (self.weights, i), (self.hubs, hub)) if n in of)
+            found[i] = sum(time.get(v, 0) for v in variables)
+        return found
