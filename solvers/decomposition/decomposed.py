@@ -1,7 +1,8 @@
 """A solver that hands a backend the parts of a network, and adds up what it proves.
 
-1. *Price*: elimination finds a price per byte and solutions (`elimination/memory_price.py`). A bound that reaches the
-   cutoff ends the search: most networks that planning asks for are excluded so, and no backend is needed.
+1. *Price*: elimination finds a price per byte and solutions (`elimination/memory_price.py`). A bound above the cutoff
+   ends the search: most networks that planning asks for are excluded so, and no backend is needed. One that is equal to
+   it, as of the network that gave the cutoff, is for the backend to prove.
 2. *Parts*: at that price the network is split (`parts.py`); each different part is narrowed (`narrowing.py`), and the
    backend proves its optimum. The sum is the bound: that of elimination does not count towards an optimum.
 3. *Close*: where capacities bind, the price leaves a gap. A short search by label lists finds a solution; the backend
@@ -63,7 +64,7 @@ class Decomposed:
         if answer.assignment is not None:
             search.offer(answer.assignment)
         search.prices = answer.prices
-        by_prices = answer.status is Status.OPTIMAL and answer.words == "proved by prices"
+        by_prices = answer.words == "proved by prices" and answer.bound == self._to_prove(search)
         if not by_prices or search.limits.quick:
             search.raise_bound(answer.bound - by_prices)
             search.proof = inner.proof or Proof(self.name)
@@ -106,7 +107,7 @@ class Decomposed:
             search.prices = inner.prices
         if best is None:
             return search.finish("no solution, at any price of memory", infeasible=True)
-        claimed = search.objective is not None and inner.bound >= search.objective
+        claimed = inner.bound == self._to_prove(search)
         quick = search.limits.quick or (search.objective is not None and inner.done)
         if search.limits.quick or (not claimed and (quick or inner.bound >= search.ceiling)):
             search.raise_bound(inner.bound - claimed)
@@ -126,6 +127,12 @@ class Decomposed:
         answer = search_within(circuit, best, search, count, ("counting", self.part_solver.title))
         unfinished = not (search.done or answer.status is Status.INFEASIBLE)
         return self.part_solver.whole(search) if unfinished else answer
+
+    @staticmethod
+    def _to_prove(search: Search) -> int | None:
+        """The cost that the backend is to prove least, if it is; a quick search excludes what only ties a cutoff."""
+        cutoff = None if search.limits.quick else search.limits.cutoff
+        return min((cost for cost in (search.objective, cutoff) if cost is not None), default=None)
 
     def prove(self, search: Search, network: Network, price: tuple[float, ...]) -> None:
         """Raise the bound by what the backend proves of the parts of the network at a price."""

@@ -62,7 +62,8 @@ class ByPlacement:
             found = self.solver.solve(member.network if limited else without_limit(member.network), own)
             nothing_below = found.status is Status.INFEASIBLE and cutoff is not None
             bound = min(bound, own.ceiling(None) if nothing_below else found.bound)
-            if best is None or (found.objective is not None and found.objective < (best.objective or INFINITE)):
+            cheaper = found.objective is not None and (best is None or found.objective < _cost(best))
+            if best is None or cheaper or best.status is Status.INFEASIBLE:  # which says nothing of the others
                 best = found
                 if found.assignment is not None:
                     best = replace(found, assignment=encoding.lifted(number, found.assignment))
@@ -75,3 +76,7 @@ class ByPlacement:
         bound = min(bound, best.objective)
         status = Status.OPTIMAL if bound == best.objective else Status.FEASIBLE
         return replace(best, status=status, bound=bound, seconds=seconds)
+
+
+def _cost(answer: Solution) -> int:
+    return INFINITE if answer.objective is None else answer.objective

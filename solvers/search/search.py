@@ -439,6 +439,7 @@ class _Search:
         else:
             status = Status.OPTIMAL if bound >= objective else Status.FEASIBLE
         configuration, stages = self.best or (None, None)
+        proof = self.leader.state.proof if self.leader is not None else None
         states = [c.state for c in everything]
         worked, seconds = sum(s.seconds for s in states), time.monotonic() - self.start
         refusals = [s.refusal for s in states if s.refusal]
@@ -460,7 +461,7 @@ class _Search:
             options=max((s.options for s in states), default=0),
             solving=seconds * sum(s.solving for s in states) / worked if worked else 0.0,
             source=stages.source if stages else "",
-            proof=stages.proof if stages else None,
+            proof=proof or (stages.proof if stages else None),
             missing_bytes=missing,
             near=objective is not None and bound >= self.target,
             interrupted=self.interrupted,

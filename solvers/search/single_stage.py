@@ -44,6 +44,8 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     if solution.status is Status.INFEASIBLE and effort.cutoff is not None:  # nothing below the cutoff
         bound = limits.ceiling(None)
     state.bound = max(state.bound, bound)
+    if solution.proof is not None and solution.proof.parts:
+        state.proof = solution.proof
     if relaxed:
         state.relaxed = state.bound
     elif any(solution.prices):

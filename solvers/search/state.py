@@ -58,6 +58,7 @@ class Proved:
     refusal: str = ""  # why a part could not be encoded
     relaxed: int = 0  # single stage: the bound that ignores memory
     has_room: bool = False  # single stage: True if some assignment fits the memory
+    proof: Proof | None = None  # single stage: of the network that was solved last, by its parts
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those
     interrupted: bool = False

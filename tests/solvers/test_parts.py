@@ -7,15 +7,23 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from partita.bench.families import Family
 from partita.bench.families import network as family_network
+from partita.codegen.planner.problem import problem_of
 from partita.formulation.network.network import INFINITE, Edge, Network, Switch, Variable
 from partita.formulation.network.without_switches import without_switches
+from partita.formulation.search_space import SearchSpace
+from partita.model.capture.capture import capture
+from partita.model.machine.machine import Machine
+from partita.model.training import Training
 from partita.solvers.decomposition.blocks import split
 from partita.solvers.decomposition.narrowing import narrowed
 from partita.solvers.decomposition.parts import priced, problems
 from partita.solvers.protocol import Limits, Status, solver
+from partita.solvers.search.search import search
 from partita.solvers.wide.form import flattened
 from partita.solvers.wide.solve_reduced import unflattened
 
@@ -151,3 +159,12 @@ def test_what_the_backend_cannot_prove_is_not_called_optimal(backend: str, monke
     answer = failing.solve(network)
     assert (answer.objective, answer.bound) in ((best, best - 1), (best, best))
     assert answer.status is (Status.OPTIMAL if answer.bound == best else Status.FEASIBLE)
+
+
+@pytest.mark.parametrize("backend", DECOMPOSED)
+def test_the_backend_proves_the_plan_that_pricing_found(backend: str) -> None:
+    module, inputs = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), (torch.zeros(8, 8),)
+    space = SearchSpace(stages=1, micro_batches=1)
+    found = search(problem_of(capture(module, inputs), Machine.adhoc((2,)), Training(8), space), made(backend))
+    assert found.status is Status.OPTIMAL and found.proof is not None
+    assert found.proof.parts > 0 and found.proof.left > 0
