@@ -67,6 +67,9 @@ class BenchOptions:
     time_limit: float | None = field(
         default=None, metadata=option(float, "For solvers: seconds per case, instead of its own limit.")
     )
+    parts: bool | None = field(
+        default=None, metadata=option(bool, "For solvers: networks of growing size, whole and split into parts.")
+    )
     count: int | None = field(default=None, metadata=option(int, "For forced: how many plans.", minimum=1))
     seed: int | None = field(default=None, metadata=option(int, "For forced: the seed of the first case.", minimum=0))
     rules: Sequence[str] | None = field(

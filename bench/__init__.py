@@ -44,6 +44,7 @@ OPTIONS = {
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),
+    "parts": ("solvers", "--parts", "splits no networks"),
     "rules": ("coverage", "--rules", "reads no rules"),
     "count": ("forced", "--count", "forces no plans"),
     "seed": ("forced", "--seed", "draws no cases"),
@@ -62,15 +63,15 @@ def bench(
 ) -> dict[str, Any]:
     """Run a benchmark: its rows and the hardware; `only` keeps the cases with one of its texts in their name.
 
-    `options`: those of this benchmark alone (`OPTIONS`); None or an empty list leaves one out. `output`: the folder for
-    the files that it writes. PartitaError: an unknown name, or no case left.
+    `options`: those of this benchmark alone (`OPTIONS`); None, False or an empty list leaves one out. `output`: the
+    folder for the files that it writes. PartitaError: an unknown name, or no case left.
     """
     if name not in BENCHES:
         raise PartitaError(f"no benchmark {name!r}; there are {', '.join(BENCHES)}")
     from ..model.files import check_writable
     from .hardware import hardware
 
-    given = {key: value for key, value in options.items() if value not in (None, (), [])}
+    given = {key: value for key, value in options.items() if value is not False and value not in (None, (), [])}
     for key in (*given, *(("output",) if output is not None else ())):
         owner, flag, why = OPTIONS[key]
         if name != owner:
@@ -90,7 +91,7 @@ def bench(
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed."""
     return [
-        f"{OPTIONS[key][1]} {one}"
+        OPTIONS[key][1] if one is True else f"{OPTIONS[key][1]} {one}"
         for key, value in options.items()
         for one in (value if isinstance(value, list | tuple) else [value])
     ]

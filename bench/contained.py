@@ -37,7 +37,7 @@ ENDED = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Solve the instance in `file` by `solver` within `seconds`.
+    """Solve the instance in `file` by `solver` within `seconds`; "NAME whole" solves it without parts.
 
     `whole`: seconds count from the start of the process, as for a user who types the command; otherwise from the call
     of the solver, after a small network has loaded its libraries.
@@ -50,7 +50,7 @@ class Request:
 
 
 def contained(request: Request, folder: Path) -> dict[str, Any]:
-    """The answer to a request: status, objective, bound, assignment, seconds, words, memory_mib.
+    """The answer to a request: status, objective, bound, assignment, seconds, cpu_s, proof, words, memory_mib.
 
     Without an answer, the status says how the process ended: refused, error, memory, late, killed or crashed.
     """
@@ -88,7 +88,7 @@ def _ended(code: int, output: str) -> tuple[str, str]:
 
 
 def _without(status: str, words: str) -> dict[str, Any]:
-    nothing = dict.fromkeys(("objective", "bound", "assignment", "memory_mib"))
+    nothing = dict.fromkeys(("objective", "bound", "assignment", "cpu_s", "proof", "memory_mib"))
     return {"status": status, "words": words} | nothing
 
 
@@ -127,18 +127,21 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
         _limit_time(request.seconds - (time.time() - started))
     from ..formulation.network.contest import Contest
     from ..solvers.backends.instance import read_instance, seconds_left
+    from ..solvers.decomposition.decomposed import Decomposed
     from ..solvers.protocol import Limits, Status, solver
 
-    backend, instance = solver(request.solver), read_instance(request.file)
+    name, _, whole = request.solver.partition(" ")
+    backend, instance = solver(name), read_instance(request.file)
     network = instance.network() if isinstance(instance, Contest) else instance
     if not request.whole:
         _warm(backend)
         _limit_time(request.seconds)
         started = time.time()
+    solve, busy = backend.whole if whole and isinstance(backend, Decomposed) else backend.solve, _cpu_seconds()
     try:
         if not backend.accepts(network):
             return _without("refused", "does not accept it")
-        found = backend.solve(network, Limits(seconds_left(request.seconds, time.time() - started)))
+        found = solve(network, Limits(seconds_left(request.seconds, time.time() - started)))
     except PartitaError as refusal:
         return _without("refused", str(refusal))
     return {
@@ -147,6 +150,8 @@ def _solve(request: Request, started: float) -> dict[str, Any]:
         "bound": None if found.status is Status.INFEASIBLE else found.bound,
         "assignment": None if found.assignment is None else [int(option) for option in found.assignment],
         "seconds": time.time() - started,
+        "cpu_s": _cpu_seconds() - busy,
+        "proof": None if found.proof is None else asdict(found.proof),
         "words": f"{found.source}: {found.words}" if found.words else found.source,
     }
 
@@ -160,6 +165,18 @@ def _warm(backend: Any) -> None:
         small = network(Family("chords", 6, 2, 3, tightness))
         if backend.accepts(small):
             backend.solve(small, Limits(5.0))
+
+
+def _cpu_seconds() -> float:
+    """Of this process and its children; on Linux, of those that still run too."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parent, *rest = stat.read_text().rpartition(")")[2].split()[1:]
+            if int(parent) == os.getpid():
+                total += (int(rest[9]) + int(rest[10])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def _peak_mib() -> float:

@@ -4,7 +4,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,38 @@ MODELS = tuple(
 SMALL_MODELS = (Model("mlp small 8", "mlp", "dgx-a100", 1, (8,), micro_batches=1, small=True),)
 
 
+# Networks of growing size, for backends on parts and on the whole
+
+
+def _bert(
+    devices: int, mesh: tuple[int, ...], layers: int | None = None, memory: int = AMPLE, words: str = ""
+) -> Model:
+    shown = f"bert-large {'x'.join(map(str, mesh))}{f' {layers} layers' if layers else ''}{words}"
+    return Model(shown, "bert-large", "summit", devices // 6, mesh, micro_batches=1, memory=memory, layers=layers)
+
+
+PART_MODELS = (
+    *(_bert(6, (6,), layers) for layers in (1, 4, 12)),
+    *(_bert(devices, (devices,)) for devices in (6, 12, 24, 96)),
+    *(_bert(2 * n, (2, n)) for n in (3, 6, 12)),
+    _bert(24, (24,), memory=8 * GIB, words=" 8 GiB"),
+    next(model for model in MODELS if model.name == "llama-7b 8x8 28 GiB"),
+)
+
+
+def part_cases(small: bool) -> list[Case]:
+    """Growth with devices and layers, and memory that binds; then every model of the zoo at its small size."""
+    from ..model.zoo import entry, zoo
+
+    models = () if small else PART_MODELS
+    twins = (Model(f"small {name}", name, entry(name).machine, 1, micro_batches=1, small=True) for name in zoo())
+    named = [*models, *twins]
+    return [
+        replace(case, name=f"parts {model.name}", group="parts")
+        for model, case in zip(named, _planner(tuple(named)), strict=True)
+    ]
+
+
 def _planner(models: tuple[Model, ...]) -> Iterator[Case]:
     for model in models:
         file = functools.partial(_save, functools.partial(model_network, model))
@@ -118,14 +150,17 @@ def _planner(models: tuple[Model, ...]) -> Iterator[Case]:
 
 
 def model_network(model: Model) -> Network:
-    """The network that `partita plan --save-network` keeps for a case: of its mesh's first placement."""
+    """The network that `partita plan --save-network` keeps for a case: of its mesh's first placement.
+
+    The mesh is one axis of all devices if the case names none.
+    """
     from ..formulation.placement.placement import distinct, placements
     from ..solvers.search.planning_problem import PlanningProblem
     from .plan import prepared
 
-    assert model.mesh is not None and model.micro_batches is not None
+    assert model.micro_batches is not None
     graph, machine, training = prepared(model)
-    places = tuple(distinct(placements(machine.hierarchy, mesh=model.mesh)))
+    places = tuple(distinct(placements(machine.hierarchy, mesh=model.mesh or (machine.devices,))))
     counts, space = (model.micro_batches,), SearchSpace(recompute="none")
     problem = PlanningProblem(graph, machine, training, places, counts, space)
     return problem.encoding(places[0], model.micro_batches).network

@@ -18,12 +18,12 @@ LEAST_S = 0.01
 """Times below this many seconds count as equal."""
 LEAST_GAP_PCT = 1e-4
 """What stands for a gap of 0 on the axis, in percent."""
-GROUPS = ("contest", "planner", "random")
+GROUPS = ("contest", "planner", "random", "parts")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 
 
 def group(row: Row) -> str:
-    """contest, planner or random."""
+    """contest, planner, random or parts."""
     return str(row["case"]).partition(" ")[0]
 
 

@@ -1,7 +1,8 @@
 """All backends on the contest's instances, on networks of the planner, and on random families.
 
 Every solve has a process of its own and a limit. `seconds` are those of the solver; of a contest instance all from the
-start of the process, reading and compiling included, as the contest's limit means them. `verified`: the answer was
+start of the process, reading and compiling included, as the contest's limit means them. `cpu_s`: of the process and
+its children. `parts`, `left`: what a backend was given of a split network. `verified`: the answer was
 priced again on the instance as it was read, and no other solver's answer contradicts its bound. `above_pct`: how far
 the objective is above the best verified one of the case. `score`: the contest's best cost by this one, 0 for one late.
 """
@@ -25,10 +26,15 @@ from ..solvers.protocol import solvers
 from . import profiles
 from .cases import Row, Tell, each
 from .contained import Request, contained
-from .instances import Case, cases
+from .instances import Case, cases, part_cases
 
 PROOFS = ("optimal", "infeasible")
 INTERRUPTED = "interrupted"
+COMPARED = (
+    *("auto", "elimination", "cpsat-plain"),
+    *(f"{name}{way}" for name in ("cpsat", "milp", "smt") for way in ("", " whole")),
+)
+"""With `parts`: each backend on the parts of networks, and on the whole."""
 PLAIN = "cpsat-plain"
 """The solver of the plain encoding, which `auto` is held against on the planner's networks."""
 
@@ -40,14 +46,18 @@ def run(
     instances: Path | None = None,
     time_limit: float | None = None,
     solver: Sequence[str] = (),
+    parts: bool = False,
 ) -> list[Row]:
     """A row for every case and solver; an interrupt keeps those that there are, and adds one that says so.
 
     `instances`: a folder of contest instances. `time_limit` in seconds, instead of each case's own. `solver`: names of
-    those to be compared. PartitaError: no case or solver left, or no folder of instances.
+    those to be compared. `parts`: other cases, whole against split. PartitaError: no case or solver left, or no folder
+    of instances.
     """
-    kept = each(cases(small, instances), only, tell)
-    known = [backend.name for backend in solvers()]
+    if parts and instances is not None:
+        raise PartitaError("--parts has cases of its own: leave out --instances")
+    kept = each(part_cases(small) if parts else cases(small, instances), only, tell)
+    known = COMPARED if parts else [backend.name for backend in solvers()]
     for name in solver:
         if name not in known:
             raise PartitaError(f"no solver is called {name!r}; there are {', '.join(known)}")
@@ -118,9 +128,11 @@ def _row(case: Case, limit: float, name: str, answer: Row, costs: Mapping[str, i
         "gap_pct": _percent(relative_gap, objective, bound),
         "above_pct": _percent(share_above, objective, best) if verified else None,
         "seconds": taken,
+        "cpu_s": answer.get("cpu_s"),
         "limit_s": limit,
         "memory_mib": answer["memory_mib"],
         "verified": verified,
+        **{key: (answer.get("proof") or {}).get(key) for key in ("parts", "left")},
         **_published(case, objective if verified and taken <= limit else None),
         "words": answer["words"],
     }

@@ -57,6 +57,11 @@ class Decomposed:
         search = Search(network, limits, self.name)
         return search.run(lambda: self._transient(search) if has_extras(network) else self._solve(search))
 
+    def whole(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        """As `solve`, by the backend alone, without prices and parts: what these are compared with."""
+        search = Search(network, limits, self.name)
+        return search.run(lambda: self.part_solver.whole(search))
+
     def _transient(self, search: Search) -> Solution:
         """Solve a network with transient memory; the part of it that the bound needs is proved by the backend."""
         inner = Search(search.network, replace(search.limits, seconds=search.left), self.name)

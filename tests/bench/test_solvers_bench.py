@@ -272,6 +272,8 @@ def test_an_interrupt_keeps_what_there_is(instances: Path, monkeypatch: pytest.M
         ({"only": ("no such case",)}, "no case has no such case"),
         ({"solver": ("nobody",)}, "no solver is called 'nobody'"),
         ({"instances": Path("nowhere")}, "is no folder"),
+        ({"instances": Path("nowhere"), "parts": True}, "--parts has cases of its own"),
+        ({"parts": True, "solver": ("auto whole",)}, "no solver is called 'auto whole'"),
         ({"name": "plan", "time_limit": 1.0}, "--time-limit is for `bench solvers`"),
         ({"name": "plan", "output": Path("nowhere")}, "--output is for `bench solvers`"),
     ],
