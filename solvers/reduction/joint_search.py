@@ -5,7 +5,7 @@ and its network chooses among them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ...formulation.encoding.encoding import Encoding
@@ -13,9 +13,10 @@ from ...formulation.placement.placement import Placement, Row
 from ...formulation.reduction.joint_encoding import JointEncoding, joint_encoding
 from ...model.errors import PartitaError
 from ..protocol import NO_LIMITS, Limits, Solver
+from ..search.mesh_width import elimination_work, quick_axes
 from ..search.planning_problem import PlanningProblem
 from ..search.result import SearchResult
-from ..search.search import search
+from ..search.search import search, with_every_order
 from .by_placement import ByPlacement
 
 MOST_TOGETHER = {1: 16, 2: 8, 3: 2}
@@ -51,10 +52,10 @@ class JointProblem(PlanningProblem):
         return made
 
 
-def joint_problem(problem: PlanningProblem) -> JointProblem:
-    """The problem over groups of placements, each of one mesh up to the order of its axes."""
+def joint_problem(problem: PlanningProblem, further: Sequence[Placement] = ()) -> JointProblem:
+    """The problem over groups of placements, each of one mesh up to the order of its axes; of `further` ones, too."""
     meshes: defaultdict[Row, list[Placement]] = defaultdict(list)
-    for placement in problem.placements:
+    for placement in (*problem.placements, *further):
         meshes[tuple(sorted(placement.sizes))].append(placement)
     groups = [
         tuple(places[at : at + most])
@@ -63,16 +64,28 @@ def joint_problem(problem: PlanningProblem) -> JointProblem:
         for at in range(0, len(places), most)
     ]
     given = {one.name: getattr(problem, one.name) for one in fields(PlanningProblem)}
-    return JointProblem(**given | {"placements": tuple(group[0] for group in groups)}, groups=tuple(groups))
+    own = {"placements": tuple(group[0] for group in groups), "orders": False}
+    return JointProblem(**given | own, groups=tuple(groups))
+
+
+def _further_orders(problem: PlanningProblem) -> tuple[Placement, ...] | None:
+    """The placements with other orders of the axes, as without joint networks; None if they are left out."""
+    if not problem.orders:
+        return ()
+    work, row = elimination_work(problem), (1,) * len(problem.machine.hierarchy)
+    axes, known = quick_axes(problem, work), {row: problem.placements}
+    every = with_every_order(problem, known, work, axes)
+    return None if every is None else tuple(p for p in every[row] if p not in known[row] and len(p.sizes) <= axes)
 
 
 def search_placements(problem: PlanningProblem, solver: Solver, limits: Limits = NO_LIMITS) -> SearchResult:
     """The best plan without a pipeline; placements are chosen by networks if the space says so, else by the search."""
     if not problem.space.joint:
         return search(problem, solver, limits)
-    backend = ByPlacement(solver)
-    joint = replace(joint_problem(problem), tell=backend.tell)
+    backend, further = ByPlacement(solver), _further_orders(problem)
+    joint = replace(joint_problem(problem, further or ()), tell=backend.tell)
     found = search(joint, backend, limits)
+    found = replace(found, orders=len(further or ()), orders_left_out=further is None)
     left_out = sum(len(group) for group in joint.groups if len(group[0].sizes) > found.axes)
     unrewritten = tuple(p for group in joint.groups if group[0] in found.unrewritten for p in group)
     found = replace(found, left_out=left_out, unrewritten=unrewritten)

@@ -78,6 +78,24 @@ def search(
     return _Search(PipelineProblem(problem), space, solver, limits, executor or Serial()).run()
 
 
+def with_every_order(
+    problem: PlanningProblem, known: Mapping[Row, tuple[Placement, ...]], work: Mapping[int, float], axes: float
+) -> Mapping[Row, tuple[Placement, ...]] | None:
+    """Placements, and those with any other order of their axes; None if these are fixed, or too much `work`.
+
+    `work`: to eliminate a network once, by axes; meshes have at most `axes`.
+    """
+    space = problem.space
+    every = {
+        row: tuple(p for p in every_order(places) if space.mesh is None or p.sizes == space.mesh)
+        for row, places in known.items()
+    }
+    further = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
+    needed = len(problem.micro_batches) * sum(max(LEAST_WORK, work[n]) for n in further if n <= axes)
+    left_out = bool(further) and (space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
+    return None if left_out else every
+
+
 class _Work(NamedTuple):
     """Work on a candidate: the levels to try in order, the target bound that ends it, and the level it then has."""
 
@@ -212,22 +230,14 @@ class _Search:
 
     def _placements(self) -> Mapping[Row, tuple[Placement, ...]]:
         """The space's placements and, if they are little work, those with any other order of the axes."""
-        problem, space = self.pipeline.problem, self.pipeline.problem.space
-        known = self.space.placements
-        if space.mapping is not None:
+        problem, known = self.pipeline.problem, self.space.placements
+        if not problem.orders:
             return known
-        every = {
-            row: tuple(p for p in every_order(places) if space.mesh is None or p.sizes == space.mesh)
-            for row, places in known.items()
-        }
-        axes = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
-        needed = len(problem.micro_batches) * sum(max(LEAST_WORK, self.work[n]) for n in axes if n <= self.axes)
-        self.orders_left_out = bool(axes) and (
-            not problem.orders or space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK
-        )
-        if self.orders_left_out:
+        every = with_every_order(problem, known, self.work, self.axes)
+        self.orders_left_out = every is None
+        if every is None:
             return known
-        self.orders = sum(n <= self.axes for n in axes)
+        self.orders = sum(len(p.sizes) <= self.axes and p not in known[row] for row in every for p in every[row])
         return every
 
     def _pipeline(self, placement: Placement) -> PipelineProblem:

@@ -18,7 +18,7 @@ from partita.codegen.planner.problem import problem_of
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.direct_sum import direct_sum
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
-from partita.formulation.placement.placement import arrangements
+from partita.formulation.placement.placement import arrangements, every_order
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.enumeration import programs
 from partita.formulation.reduction.program import Reduction
@@ -160,7 +160,9 @@ def test_the_joint_optimum_is_that_of_all_placements(
     monkeypatch.setattr(by_placement, "MOST_PAIRS", 0)  # each placement alone, for backends that work on parts
     joint = search_placements(problem, solver(name))
     assert joint.status is apart.status is Status.OPTIMAL and joint.objective == apart.objective
-    assert joint.configuration is not None and joint.configuration.placement in problem.placements
+    assert joint.configuration is not None and joint.configuration.placement in every_order(problem.placements)
+    assert (joint.orders, joint.orders_left_out) == (apart.orders, apart.orders_left_out)
+    assert joint.orders > 0 or mesh is not None  # with other orders of the axes in the joint networks
     assert joint.programs and joint.asked < apart.asked
 
 
