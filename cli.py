@@ -276,18 +276,19 @@ def reductions(
 ) -> None:
     """Count the reduction programs of every placement, and find the fastest."""
     from .codegen.report.reductions import print_reductions, reductions_summary, synthesis_summary
-    from .formulation.reduction.ranking import DEFAULT_BYTES, numbering_of, profile_of, ranking
+    from .formulation.reduction.ranking import DEFAULT_BYTES, numbering_of, profile_of, ranking, synthesis_of
 
     where = MachineChoice(**chosen(MachineChoice, options)).load()
     sizes, over = parse_sizes("--axes", axes), parse_axes("--reduce", reduce)
     payload = DEFAULT_BYTES if size is None else size
     numbered_by, profile = numbering_of(numbering), profile_of(algorithm)
+    over_levels = synthesis_of(synthesis, numbered_by)
     with words_to_stderr():
         found = ranking(where, sizes, over, payload, profile, limit=limit, numbering=numbered_by)
         summary = reductions_summary(where, over, found, numbered_by)
-        if synthesis != "levels":
-            of = partial(synthesis_summary, size_bytes=payload, profile=profile, limit=limit, numbering=numbered_by)
-            summary = of(where, over, found, synthesis)
+        if over_levels != "levels":
+            of = partial(synthesis_summary, size_bytes=payload, profile=profile, limit=limit)
+            summary = of(where, over, found, over_levels)
     if as_json:
         print_json(summary)
     else:

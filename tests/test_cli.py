@@ -300,6 +300,8 @@ def test_an_unwritable_output_is_refused_before_the_search(
         "plan gpt2 --machine cpu --time-limit nan",
         "plan gpt2 --machine cpu --fix a",
         "plan gpt2 --machine cpu --no-such-option",
+        "plan",
+        "plan --rewrite all",
         "verify",
         "verify plan --level clouds",
         "verify plan --ranks 0",

@@ -176,6 +176,7 @@ def test_words_name_the_levels() -> None:
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --synthesis d", "unknown synthesis 'd'; choose from system, columns"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --synthesis rows --numbering axes", "is for --synthesis levels"),
         ("--hierarchy 2x2x2x2x2 --axes 32 --reduce 0 --synthesis columns", "a matrix with more than 4 factors"),
+        ("--hierarchy 2x2x2x2x2 --axes 32 --reduce 0 --synthesis axes", "a reduction over more than 4 factors"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --limit 0", "a limit of 0 collectives admits no program"),
         ("--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes=-1", "a reduction of -1 bytes"),
         (f"--hierarchy 4x8 --axes 8,4 --reduce 0 --bytes {10**400}", "a reduction of more than"),

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...formulation.placement.placement import Placement, Row
-from ...formulation.reduction.hierarchies import cheapest, hierarchy_of, synthesis_of
+from ...formulation.reduction.hierarchies import Synthesis, cheapest, hierarchy_of
 from ...formulation.reduction.program import Numbering, Reduction, step_text
 from ...formulation.reduction.ranking import Ranked, words
 from ...model.machine.machine import Machine
@@ -47,18 +47,16 @@ def synthesis_summary(
     machine: Machine,
     reduced: Sequence[int],
     found: Sequence[Ranked],
-    name: str,
+    synthesis: Synthesis,
     *,
     size_bytes: int,
     profile: str | None,
     limit: int,
-    numbering: Numbering,
 ) -> dict[str, Any]:
     """`reductions_summary` of the programs over the levels of a synthesis; `optimal_s` is null where none is valid.
 
-    PartitaError: see `hierarchies.synthesis_of` and `hierarchies.cheapest`.
+    PartitaError: see `hierarchies.cheapest`.
     """
-    synthesis = synthesis_of(name, numbering)
     summary = reductions_summary(machine, reduced, found)
     for row, one in zip(summary["matrices"], found, strict=True):
         reduction = Reduction(one.placement, tuple(sorted(reduced)))

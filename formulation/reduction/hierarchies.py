@@ -35,11 +35,11 @@ from ...model.machine.machine import Machine
 from ..placement.placement import of_rows
 from .cost import price_of_groups, with_shares
 from .enumeration import Move, instructions, programs, search
-from .program import DEFAULT_LIMIT, Numbering, Reduction, ReductionProgram, Step, groups
+from .program import DEFAULT_LIMIT, Reduction, ReductionProgram, Step, groups
 from .rules import States, initial
 
 MOST_FACTORS = 4
-"""Factors above 1 of a matrix whose programs are searched on all devices, two for each; five take a minute."""
+"""Factors above 1 over which all programs are searched, with two devices for each; five take a minute."""
 
 
 class Synthesis(StrEnum):
@@ -117,11 +117,16 @@ def synthesized(
 ) -> tuple[ReductionProgram, ...]:
     """All valid programs of at most `limit` steps over the levels of a synthesis, short ones first; maybe none.
 
-    Sizes of factors do not matter, so programs are searched with every factor of 2. PartitaError: a search on all
-    devices of more than `MOST_FACTORS` factors.
+    Sizes of factors do not matter, so programs are searched with every factor of 2. PartitaError: more than
+    `MOST_FACTORS` factors, of the axes reduced over or, where the search is on all devices, of the whole matrix.
     """
     hierarchy = hierarchy_of(reduction, synthesis, rows)
     if synthesis in (Synthesis.AXES, Synthesis.LEVELS):
+        if len(hierarchy.sizes) > MOST_FACTORS:
+            raise PartitaError(
+                f"a reduction over more than {MOST_FACTORS} factors is too large for --synthesis {synthesis}, which "
+                "prices every program; without it the cheapest one is found"
+            )
         return programs(len(hierarchy.sizes), limit)
     matrix = tuple(tuple(min(factor, 2) for factor in row) for row in reduction.placement.matrix)
     if sum(factor > 1 for row in matrix for factor in row) > MOST_FACTORS:
@@ -156,15 +161,6 @@ def summed(reduction: Reduction) -> States:
     for members in reduction.members():
         end[np.ix_(members, range(k), members)] = True
     return end
-
-
-def synthesis_of(name: str, numbering: Numbering) -> Synthesis:
-    """The synthesis of a name. PartitaError: an unknown one, one that takes no numbering of members."""
-    if name not in list(Synthesis):
-        raise PartitaError(f"unknown synthesis {name!r:.60}; choose from {', '.join(Synthesis)}")
-    if name != Synthesis.LEVELS and numbering != "levels":
-        raise PartitaError(f"--numbering {numbering} is for --synthesis levels; {name} has an order of its own")
-    return Synthesis(name)
 
 
 @dataclass(frozen=True, slots=True)

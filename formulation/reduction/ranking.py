@@ -8,6 +8,7 @@ from ...model.machine.machine import Machine
 from ..placement.placement import Placement, arrangements, check_reduced
 from .cost import program_price
 from .enumeration import programs
+from .hierarchies import Synthesis
 from .optimal import Best, optimal
 from .program import DEFAULT_LIMIT, NUMBERINGS, Numbering, Reduction, ReductionProgram, flat, step_text
 
@@ -77,6 +78,15 @@ def numbering_of(name: str) -> Numbering:
     if found is None:
         raise PartitaError(f"unknown numbering {name!r:.60}; choose from {', '.join(NUMBERINGS)}")
     return found
+
+
+def synthesis_of(name: str, numbering: Numbering) -> Synthesis:
+    """The synthesis of a name. PartitaError: an unknown one, one that takes no numbering of members."""
+    if name not in list(Synthesis):
+        raise PartitaError(f"unknown synthesis {name!r:.60}; choose from {', '.join(Synthesis)}")
+    if name != Synthesis.LEVELS and numbering != "levels":
+        raise PartitaError(f"--numbering {numbering} is for --synthesis levels; {name} has an order of its own")
+    return Synthesis(name)
 
 
 def _ranked(machine: Machine, reduction: Reduction, size_bytes: int, profile: str | None, limit: int) -> Ranked:

@@ -10,6 +10,7 @@ from ...model.errors import PartitaError
 from .attributes import check_attributes
 from .published import is_published, read_published
 from .rule import Apply, Rule, Tensor, Value, check_operator
+from .sizes import parse_size
 from .text import located, parse_rule, parse_rules, read_condition
 
 BASIS = Path(__file__).parent / "data" / "basis.json"
@@ -116,6 +117,9 @@ def _strings(record: object, key: str, place: str, default: Any = _MISSING) -> t
 def _tensor(record: object, place: str) -> Tensor:
     name = _get(record, "name", str, place)
     dims = tuple(map(str, _get(record, "dims", list, place, [])))
+    with located(place):
+        for size in dims:
+            parse_size(size)
     degrees = tuple(_degree(d, place) for d in _get(record, "degrees", list, place, []))
     return Tensor(name, dims, degrees, _degree(_get(record, "replicas", object, place, 1), place))
 
@@ -123,6 +127,8 @@ def _tensor(record: object, place: str) -> Tensor:
 def _degree(value: object, place: str) -> str | int:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise PartitaError(f"{place}: a degree is a number or an expression, not {value!r}")
+    with located(place):
+        parse_size(str(value))
     return value
 
 

@@ -114,23 +114,27 @@ def test_side_by_side(module: nn.Module, hierarchy: tuple[int, ...], mesh: tuple
 
 
 class Losses(nn.Module):
-    """Losses of several heads, whose divisors are those of the whole batch, and a penalty, added up."""
+    """Losses of several heads, whose divisors are those of the whole batch, and a penalty, added up or stacked."""
 
-    def __init__(self) -> None:
+    def __init__(self, stacked: bool = False) -> None:
         super().__init__()
-        self.stem = nn.Linear(8, 8)
+        self.stacked, self.stem = stacked, nn.Linear(8, 8)
         self.heads = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         x = torch.tanh(self.stem(x))
         first, second = (nn.functional.cross_entropy(head(x), labels, ignore_index=1) for head in self.heads)
+        if self.stacked:
+            return torch.stack((first, second)).mean()
         return first + 0.5 * second + 0.1 * self.stem.weight.square().sum()
 
 
-@pytest.mark.parametrize(("hierarchy", "micro_batches"), [((2,), 1), ((3,), 2)])
-def test_losses_side_by_side(hierarchy: tuple[int, ...], micro_batches: int) -> None:
-    inputs = torch.randn(12, 8), torch.arange(12) % 3
-    plan = partita.optimize(Losses(), inputs, slow_kernels(hierarchy), batch=12, micro_batches=micro_batches, stages=1)
+@pytest.mark.parametrize(
+    ("hierarchy", "micro_batches", "stacked"), [((2,), 1, False), ((3,), 2, False), ((3,), 1, True)]
+)
+def test_losses_side_by_side(hierarchy: tuple[int, ...], micro_batches: int, stacked: bool) -> None:
+    inputs, machine = (torch.randn(12, 8), torch.arange(12) % 3), slow_kernels(hierarchy)
+    plan = partita.optimize(Losses(stacked), inputs, machine, batch=12, micro_batches=micro_batches, stages=1)
     assert plan.bundles
     assert plan.verify()["ok"], plan.verify()["failure"]
 
@@ -184,6 +188,26 @@ def test_unequal_towers_get_unequal_shares(depths: Sequence[int], shares: tuple[
         choices[join] = replace(choices[join], shares=wrong)
         with pytest.raises(partita.PartitaError, match=message):
             replace(plan, choices=tuple(choices))
+
+
+class Gated(nn.Module):
+    """A tower whose ReLU, which rules can fuse, is read twice, and another tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, other = self.layers
+        y = torch.relu(first(x))
+        return (y * second(y) + other(torch.tanh(x))).square().mean()
+
+
+def test_towers_with_alternatives_have_ranges() -> None:
+    """The alternative that a range does not take is no read of it."""
+    options: dict[str, Any] = {"mesh": (3,), "micro_batches": 1, "stages": 1, "rewrite": True, "workers": 1}
+    plan = partita.optimize(Gated(), (torch.zeros(6, 4),), partita.Machine.adhoc((3,)), batch=6, **options)
+    assert plan.report["status"] == "optimal" and plan.report["rewritten"]
 
 
 class Labelled(nn.Module):

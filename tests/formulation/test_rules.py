@@ -128,6 +128,8 @@ def test_bad_rules_cannot_be_made() -> None:
         ({"outputs": [["y"]]}, "an output is a pair of names"),
         ({"where": [3]}, "'where' holds strings"),
         ({"note": 3}, "'note' is a str"),
+        ({"inputs": [{"name": "x", "dims": ["b", ""]}]}, "input 0: size '': expected a number"),
+        ({"inputs": [{"name": "x", "dims": ["b"], "degrees": ["d)"]}]}, r"input 0: size 'd\)': cannot read"),
     ],
 )
 def test_bad_json_says_which_key(change: dict[str, object], reason: str) -> None:

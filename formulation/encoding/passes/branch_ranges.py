@@ -173,7 +173,7 @@ class _Priced:
         )
 
     def _entry(self, conversion: Conversion, option: int) -> tuple[int, int]:
-        """ns and bytes to cut what is whole outside; nothing for the read of an alternative that is not taken."""
+        """ns and bytes to cut what is whole outside; nothing for an alternative that is not taken, or what it reads."""
         base, use = conversion.base, conversion.use
         fork = self.classes.base[self.bundle.fork] if self.bundle.fork >= 0 else -1
         if use is None or base != fork or (base, use.node, use.operand) in self.entries:

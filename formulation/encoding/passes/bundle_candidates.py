@@ -176,12 +176,21 @@ class BundleCandidates(InsideOptions):
                 return False
             if inner.adds and not self._hand_on(candidate, inner, second):
                 return False
-        (bundle, axis), everywhere = candidate.axes[candidate.outer.join], 0  # the row that is R
-        for row in (sum_row(self.pcg, bundle.join),) if bundle.adds else (batch_row(self.pcg, bundle.join), everywhere):
+        bundle, axis = candidate.axes[candidate.outer.join]
+        for row in self._rows_of_end(bundle):
             option = None if row is None else self.option(candidate, bundle.join, [axis], {axis: row})
             if option is not None and innermost(self._given(bundle.join, option), axis):
                 candidate.ends[option] = 0
         return bool(candidate.ends)
+
+    def _rows_of_end(self, bundle: Bundle) -> Iterator[int | None]:
+        """The rows with which a bundle can end on its axis: sums as addends, a `cat` as parts of the batch or whole."""
+        if bundle.adds:
+            yield sum_row(self.pcg, bundle.join)
+            return
+        if atoms(self.pcg)[bundle.join].batch:  # losses that are stacked have none
+            yield batch_row(self.pcg, bundle.join)
+        yield 0  # the row that is R
 
     def _rows_of_joins(self, candidate: BundleCandidate) -> dict[int, Mapping[int, int | None]]:
         """For nodes that join bundles the row on the bundle's axis: of sums addends, of a `cat` samples or a whole."""
