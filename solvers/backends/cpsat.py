@@ -1,9 +1,8 @@
 """CP-SAT: parts of a network, or the whole, as one program (formulation in `counted.py`), anytime, with a bound."""
 
-import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from ...formulation.network.network import INFINITE, Network
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _MOST_TERMS = 3_000_000  # entries of all edges, or uses in all capacities; building a larger program takes minutes
 _PER_PAIR = 4e-6  # seconds at most to add a pair to a program: far less where rows are equal
 TOO_LARGE = "too large for one program"
-
-_EARLY, _EARLY_SHARE = 1.0, 0.15  # a stop this long before the time limit (seconds, share) is an interrupt
+_POLL = 0.05  # seconds
 
 
 class CpSat(Decomposed):
@@ -115,7 +113,20 @@ def _solver(seconds: float) -> Any:
     solver.parameters.linearization_level = 2  # (2), (3) and (6) are where the bound comes from
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.catch_sigint_signal = False  # `_status` hears it
     return solver
+
+
+def _status(solver: Any, model: "CpModel", watch: Any) -> Any:
+    """How CP-SAT ends, in a thread of its own: an interrupt is raised in this one, and stops it."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(solver.solve, model, watch)
+        try:
+            return running.result()
+        finally:
+            while not running.done():  # repeatedly: it may not have begun
+                solver.stop_search()
+                wait([running], _POLL)
 
 
 def run(program: CountedProgram, search: Search, decode: Decode, known_to: int = INFINITE) -> bool:
@@ -125,7 +136,7 @@ def run(program: CountedProgram, search: Search, decode: Decode, known_to: int =
     constant, ceiling = search.network.constant, search.ceiling
     model, columns, cost = _model(program)
     rows = len(program.rows)
-    failures: list[BaseException] = []  # raising through CP-SAT would leave its signal handler installed
+    failures: list[BaseException] = []  # not to be raised through CP-SAT
 
     class Watch(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:
@@ -149,15 +160,11 @@ def run(program: CountedProgram, search: Search, decode: Decode, known_to: int =
         ceiling = search.ceiling
         if ceiling < INFINITE:
             model.add(cost <= ceiling - 1 - constant)
-        allowed = min(search.left, 1e6)
-        solver = _solver(allowed)
+        solver = _solver(min(search.left, 1e6))
         solver.best_bound_callback = bound_grew
-        status = solver.solve(model, Watch())
-        _restore_interrupts()
+        status = _status(solver, model, Watch())
         if failures:
             raise failures[0]
-        if status in (cp_model.FEASIBLE, cp_model.UNKNOWN) and search.left > max(_EARLY, _EARLY_SHARE * allowed):
-            raise KeyboardInterrupt  # CP-SAT swallowed the signal; nothing else ends it early
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return bool(status == cp_model.INFEASIBLE)
         cycles = program.cut_cycles([int(solver.value(column)) for column in columns].__getitem__)
@@ -191,10 +198,3 @@ def _add_rows(model: "CpModel", columns: list[Any], program: CountedProgram, fir
             total = LinearExpr.weighted_sum([b for _, b in terms], [amount for amount, _ in terms])
             model.add_linear_constraint(total, row.right if row.equal else INT_MIN, row.right)
     return len(program.rows)
-
-
-def _restore_interrupts() -> None:
-    """Reinstall Python's SIGINT handler: CP-SAT leaves the system's, which kills the process."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handler)

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from partita import PartitaError
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable, evaluate
+from partita.solvers.backends import cpsat
 from partita.solvers.backends.cpsat import CpSatPlain
-from partita.solvers.protocol import INTERRUPTED, Limits, Progress, Solver, Status, solver, solvers
+from partita.solvers.protocol import INTERRUPTED, STOPPED, Limits, Progress, Solver, Status, solver, solvers
 
 EVERY = ("auto", "elimination", "cpsat", "cpsat-plain")
 
@@ -152,16 +154,33 @@ def test_unknown_solvers_are_named() -> None:
         solver("magic")
 
 
+def subset_sum() -> Network:
+    """Options as full as possible: CP-SAT finds solutions, and no proof for long."""
+    generator = np.random.default_rng(5)
+    uses = [generator.integers(1, 1 << 40, (6, 1)) for _ in range(40)]
+    variables = tuple(Variable(f"v{i}", (1 << 40) - use[:, 0], use) for i, use in enumerate(uses))
+    return Network(variables, (), (sum(int(np.median(use)) for use in uses),))
+
+
 @pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_while_cp_sat_runs_ends_the_solve() -> None:
-    """CP-SAT handles the signal itself, and stops without an exception."""
-    generator = np.random.default_rng(5)
-    uses = [generator.integers(1, 1 << 40, (6, 1)) for _ in range(40)]  # as full as possible: a subset sum
-    variables = tuple(Variable(f"v{i}", (1 << 40) - use[:, 0], use) for i, use in enumerate(uses))
-    capacities = (sum(int(np.median(use)) for use in uses),)
+    """CP-SAT runs in another thread, where no signal arrives."""
     alarm = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     alarm.start()
-    solution = CpSatPlain().solve(Network(variables, (), capacities), Limits(seconds=60))
+    solution = CpSatPlain().solve(subset_sum(), Limits(seconds=60))
     alarm.cancel()
     assert solution.words == INTERRUPTED and solution.seconds < 30
     assert solution.status in (Status.FEASIBLE, Status.UNKNOWN)
+
+
+def test_cp_sat_that_stops_early_was_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does if one of its steps takes a large share of the time."""
+
+    def hasty(seconds: float) -> Any:
+        made = plain(seconds)
+        made.parameters.max_deterministic_time = 1e-3
+        return made
+
+    plain = cpsat._solver
+    monkeypatch.setattr(cpsat, "_solver", hasty)
+    assert CpSatPlain().solve(subset_sum(), Limits(seconds=60)).words == STOPPED
