@@ -9,7 +9,7 @@ from .rule import PARALLEL, Apply
 
 _EVERY = ("rank", "activation", "operands", "shape")  # a rank for typing, a fused function, a node's operands and shape
 _WINDOW = ("stride", "padding", "dilation")
-_POOL = ("kernel_size", *_WINDOW, "ceil_mode", "count_include_pad", "divisor_override")
+_MEAN = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
 # Of operators whose PyTorch expression is no text with their names.
 _NAMED: Mapping[str, tuple[str, ...]] = {
@@ -28,8 +28,8 @@ _NAMED: Mapping[str, tuple[str, ...]] = {
     "pad": ("pad", "mode", "value"),
     "conv": ("kernel", "groups", *_WINDOW),
     "conv_transpose": ("kernel", "groups", "output_padding", *_WINDOW),
-    "max_pool": _POOL,
-    "avg_pool": _POOL,
+    "max_pool": ("kernel_size", *_WINDOW, "ceil_mode"),
+    "avg_pool": _MEAN,
     "adaptive_max_pool": ("output_size",),
     "adaptive_avg_pool": ("output_size",),
     "attention": ("causal", "scale", "grouped"),

@@ -73,8 +73,10 @@ def _pool_shards(largest: bool) -> Evaluation:
             sharded.numbers(given.get("dilation", 1), count),
         )
         pairs = sharded.paddings(given.get("padding", 0), taps, dilation)
-        if given.get("ceil_mode") or not given.get("count_include_pad", True) or given.get("divisor_override"):
-            raise IllTyped("pooling is evaluated without ceil_mode, divisor_override, and with count_include_pad")
+        if given.get("ceil_mode"):
+            raise IllTyped("pooling is evaluated without ceil_mode")
+        divisor = given.get("divisor_override")
+        inside_only = divisor is None and not given.get("count_include_pad", True)
         whole = (*sharded.letters(len(x) - count), *(WHOLE,) * count)
 
         def local(t: ShardTasks, a: list[Array]) -> list[Array]:
@@ -85,7 +87,14 @@ def _pool_shards(largest: bool) -> Evaluation:
             seen = [wide[sharded.window(tap, places, stride, dilation)] for tap in product(*map(range, taps))]
             if largest:
                 return [np.max(seen, 0)]
-            return [f.scale(f.sum(np.stack(seen), 0), Fraction(1, prod(taps)))]
+            total = f.sum(np.stack(seen), 0)
+            if not inside_only:
+                return [f.scale(total, Fraction(1, divisor or prod(taps)))]
+            inside = np.pad(np.ones_like(a[0]), ((0, 0),) * (a[0].ndim - count) + pairs)
+            counted = np.sum(
+                [inside[sharded.window(tap, places, stride, dilation)] for tap in product(*map(range, taps))], 0
+            )
+            return [f.mul(total, f.inverse(counted))]
 
         return Signature((whole,), (whole,), local)
 

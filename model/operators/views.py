@@ -300,5 +300,12 @@ OPERATORS = (
         rewriting=Rewriting(_pad_shape, {"mode": "constant", "pad": None, "value": None}),
     ),
     Operator("contiguous", ("x",), "y[i..] = L(x[i..])", "{x}.contiguous()", algebra=_SAME),
-    Operator("detach", ("x",), "y[i..] = L(x[i..])", "{x}.detach()", passes=0, algebra=_SAME),
+    Operator(
+        "detach",
+        ("x",),
+        "y[i..] = L(x[i..])",
+        "{x}.detach()",
+        passes=0,
+        algebra=Algebra(multiple=1, unprovable="has no gradient, which proofs of values do not see"),
+    ),
 )

@@ -76,7 +76,7 @@ def _verdict(rule: Rule, seconds: float) -> Verdict:
     if found is not None:
         return found
     fit = bool(runs) or not can_run(rule)  # an operator without an evaluation can only be proved
-    reason = "" if fit else "no small sizes were found at which both sides apply"
+    reason = "" if fit else "no small sizes were found at which both sides can be run"
     for defined in (False, True) if fit else ():
         text, reason = _covered(rule, seconds, defined)
         if text:

@@ -23,8 +23,8 @@ OPEN = {
     "pad summed",
     "pad in a product",
 }
-# False, and not refuted: where both sides are numbers they agree, or the operator is not run.
-UNREFUTED = {"exp of log", "square of sqrt", "adaptive mean of a maximum"}
+# Not rules, and not refuted: where both sides are numbers they agree, or the operator is not run.
+UNREFUTED = {"exp of log", "square of sqrt", "adaptive mean of a maximum", "detach is nothing"}
 
 
 def agrees(rule: Rule) -> bool:

@@ -41,7 +41,9 @@ def derived(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symb
     try:
         names = entry.named(node)
         text = entry.notation if isinstance(entry.notation, str) else entry.notation(node, fakes)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except KeyError as error:
+        raise Mismatch(f"{apply.op} lacks the attribute {error.args[0]}") from None
+    except (ValueError, IndexError, TypeError) as error:
         raise Mismatch(f"{apply.op}: {error}") from None
     try:
         return [_Derivation(scope, apply, dict(zip(names, values, strict=True)), text).result()]

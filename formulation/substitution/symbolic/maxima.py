@@ -1,7 +1,7 @@
 """Maxima of numbers and rows in a normal form: `offset + scale * max(candidates)`.
 
     max(max(a, b), c) = max(a, b, c); max(a, b) of equal or smaller candidates drops them
-    max(a + c, b + c) = max(a, b) + c; max(k a, k b) = k max(a, b) > k above 0
+    max(a + c, b + c) = max(a, b) + c; max(k a, k b) = k max(a, b) > k above 0, the same at all places of a row
     max(f(a), f(b)) = f(max(a, b)) > f does not decrease; min > f does not increase
     max over a row of what does not depend on its place is that
 
@@ -11,6 +11,7 @@ A candidate may be guarded, as the taps of a window are that lie in the padding;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,12 +22,14 @@ from .terms import (
     EXP,
     MAX,
     Body,
+    Factor,
     Fn,
     Poly,
     SymbolicTerm,
     constant,
     factor,
     free_of,
+    of_terms,
     rename_poly,
     row,
     variable,
@@ -60,13 +63,14 @@ def maximum(candidates: Sequence[Candidate]) -> Poly:
     if len(found) == 1 and not found[0].variables:
         return found[0].value
     offset, found = _without_offset(found)
+    times, found = _without_factors(found)
     scale, found = _without_scale(found)
     outer = _through_function(found)
     if outer is None:
         apart, found = _differences(found)
         more, found = _without_scale(found)
         outer = apart + _in_normal_form(found).times(more)
-    return offset + outer.times(scale)
+    return offset + outer.times(scale) * times
 
 
 def _flat(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -140,6 +144,26 @@ def _without_offset(candidates: list[Candidate]) -> tuple[Poly, list[Candidate]]
         common = mine if common is None else common & mine
     offset = sum((Poly((pair,)) for pair in common or ()), Poly())
     return offset, [Candidate(c.value + offset.times(-1), c.variables, c.guard) for c in candidates]
+
+
+def _without_factors(candidates: list[Candidate]) -> tuple[Poly, list[Candidate]]:
+    """What is above 0 and a factor of all candidates, the same at all of their places."""
+    common: Counter[Factor] | None = None
+    for c in candidates:
+        for term, _ in c.value.terms:
+            bound = {v for v, _ in (*c.variables, *term.variables)}
+            mine = Counter(f for f in term.factors if not free_of(factor(f)) & bound and positive(factor(f)))
+            common = mine if common is None else common & mine
+    if not common:
+        return ONE, candidates
+
+    def rest(term: SymbolicTerm) -> SymbolicTerm:
+        return SymbolicTerm(term.variables, tuple((Counter(term.factors) - common).elements()))
+
+    return Poly(((SymbolicTerm((), tuple(common.elements())), Fraction(1)),)), [
+        Candidate(of_terms((rest(term), number) for term, number in c.value.terms), c.variables, c.guard)
+        for c in candidates
+    ]
 
 
 def _differences(candidates: list[Candidate]) -> tuple[Poly, list[Candidate]]:

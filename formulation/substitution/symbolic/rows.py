@@ -81,21 +81,19 @@ def _norm(scope: Scope, apply: Apply, row: list[Candidate]) -> Poly:
 
 
 def pooled(largest: bool) -> Meaning:
-    """The maximum of a window's places inside the input, or their sum over the number of taps (padding counts)."""
+    """The maximum of a window's places inside the input, or their sum over `divisor_override`, the number of taps, or
+    without `count_include_pad` the number of places inside."""
 
     def meaning(scope: Scope, apply: Apply, values: Sequence[Symbolic]) -> list[Symbolic]:
         value = _one(values, apply.op)
-        if any(apply.get(key) for key in ("ceil_mode", "divisor_override")) or not apply.get("count_include_pad", True):
+        if apply.get("ceil_mode"):
             return derived(scope, apply, values)
         size = apply["kernel_size"]
         rank = len(size) if isinstance(size, tuple) else len(value.dims) - 2
         taps = numbers(size, rank, 1)
+        _check_window(apply, taps)
         if apply.get("stride") is None:
             apply = Apply(apply.op, apply.inputs, apply.outputs, (*apply.attributes, ("stride", size)))
-        if largest and isinstance(apply.get("padding", 0), int | tuple):
-            for before, count in zip(numbers(apply.get("padding"), rank, 0), taps, strict=True):
-                if 2 * before > count:
-                    raise Mismatch(f"{apply.op}: padding by {before} is more than half a window of {count}")
         outer = len(value.dims) - rank
         spatial = value.dims[outer:]
         windows = [window(scope, apply, d, rank, spatial[d], (taps[d],)) for d in range(rank)]
@@ -122,11 +120,31 @@ def pooled(largest: bool) -> Meaning:
                     found.append(Candidate(tasks.read(0, {}, whole), (), guard))
             if largest:
                 return scope.largest(found)
-            return sum((c.value * c.guard for c in found), Poly()).times(Fraction(1, prod(taps)))
+            return _mean(scope, apply, found, prod(taps))
 
         return [application.result(body)]
 
     return meaning
+
+
+def _check_window(apply: Apply, taps: Sequence[int]) -> None:
+    """Raise Mismatch for pooling that PyTorch refuses: pads of more than half a window, a divisor of 0."""
+    padding = apply.get("padding", 0)
+    pads = numbers(padding, len(taps), 0) if isinstance(padding, int | tuple) else [0] * len(taps)
+    for before, count in zip(pads, taps, strict=True):
+        if 2 * before > count:
+            raise Mismatch(f"{apply.op}: padding by {before} is more than half a window of {count}")
+    if apply.get("divisor_override") == 0:
+        raise Mismatch(f"{apply.op}: divisor_override is 0")
+
+
+def _mean(scope: Scope, apply: Apply, found: Sequence[Candidate], taps: int) -> Poly:
+    """The sum of a window's places inside the input over the divisor that the attributes say."""
+    total, divisor = sum((c.value * c.guard for c in found), Poly()), apply.get("divisor_override")
+    if divisor is not None:
+        return total.times(Fraction(1, whole_number(divisor, "a divisor")))
+    inside = constant(taps) if apply.get("count_include_pad", True) else sum((c.guard for c in found), Poly())
+    return total.times(Fraction(1, taps)) if inside == constant(taps) else total * scope.function("reciprocal", inside)
 
 
 def normalized(centred: bool) -> Meaning:
