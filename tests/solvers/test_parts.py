@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +21,11 @@ from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
+from partita.solvers.decomposition import decomposed
 from partita.solvers.decomposition.blocks import split
+from partita.solvers.decomposition.counted import CountedProgram
 from partita.solvers.decomposition.narrowing import narrowed
+from partita.solvers.decomposition.part_solver import PartSolver
 from partita.solvers.decomposition.parts import priced, problems
 from partita.solvers.protocol import Limits, Status, solver
 from partita.solvers.search.search import search
@@ -149,6 +154,26 @@ def test_capacities_that_bind(tightness: str, backend: str) -> None:
     expected = made("elimination").solve(network)
     answer = made(backend).solve(network, Limits(seconds=60))
     assert (answer.status, answer.objective, answer.bound) == (expected.status, expected.objective, expected.bound)
+
+
+@pytest.mark.parametrize("backend", DECOMPOSED)
+@pytest.mark.parametrize("seed", [50, 71, 91])
+def test_copies_of_chains_are_counted(
+    seed: int, backend: str, make_network: Callable[[int], Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no label list has found the best solution."""
+    network, programs = make_network(seed), []
+    counting, count = made(backend), type(made(backend).part_solver).count
+
+    def noted(self: PartSolver, program: CountedProgram, *rest: Any) -> bool:
+        programs.append(program)
+        return count(self, program, *rest)
+
+    monkeypatch.setattr(decomposed, "close_by_labels", lambda *_: None)
+    monkeypatch.setattr(type(counting.part_solver), "count", noted)
+    expected, answer = made("elimination").solve(network), counting.solve(network, Limits(seconds=60))
+    assert (answer.status, answer.objective) == (Status.OPTIMAL, expected.objective)
+    assert answer.words == "proved by counting" and any(c.length > 1 for p in programs for c in p.chains)
 
 
 @pytest.mark.parametrize("backend", DECOMPOSED)
