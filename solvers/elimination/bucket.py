@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from .kernels import Floats, min_plus
 
 _BLOCK = 1 << 21  # entries joined at once if the bucket is no product
+_PRODUCT = 1 << 12  # a product of fewer entries takes less time than to call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,10 @@ class Join:
         self.inner = [k for k, (_, axes) in enumerate(self.parts) if 0 in axes]
         self.outer = [k for k, (_, axes) in enumerate(self.parts) if 0 not in axes]
         pairs = [p for p in combinations(self.kept, 2) if not any({*p} <= {*self.parts[k][1]} for k in self.inner)]
-        small = len(self.kept) > 2 and prod(self.dims) <= _BLOCK
-        self.pair = None if not pairs or small else max(pairs, key=lambda p: self.dims[p[0]] * self.dims[p[1]])
+        pair = max(pairs, key=lambda p: self.dims[p[0]] * self.dims[p[1]], default=None)
+        called = 0 if pair is None else self.dims[0] * self.dims[pair[0]] * self.dims[pair[1]]
+        small = len(self.kept) > 2 and (prod(self.dims) <= _BLOCK or called <= _PRODUCT)
+        self.pair = None if small else pair
         self.batch = tuple(a for a in self.kept if a not in (self.pair or ()))
 
     def best(self, values: Sequence[int]) -> int:
@@ -106,11 +109,15 @@ class Join:
         return table
 
     def _blocks(self) -> Iterator[tuple[tuple[slice, ...], Floats]]:
-        """The sum [v, x_1..x_k] of the inner inputs, in slices of the largest kept axis."""
-        widest = max(self.kept, key=self.dims.__getitem__, default=0)
-        step = max(1, _BLOCK * self.dims[widest] // max(1, prod(self.dims))) if self.kept else 1
-        for start in range(0, self.dims[widest] if self.kept else 1, step):
-            block = tuple(slice(start, start + step) if a == widest else slice(None) for a in self.kept)
+        """The sum [v, x_1..x_k] of the inner inputs, in slices of the largest kept axes."""
+        steps, entries = {a: max(1, self.dims[a]) for a in self.kept}, prod(self.dims)
+        for a in sorted(self.kept, key=self.dims.__getitem__, reverse=True):
+            if entries <= _BLOCK:
+                break
+            steps[a] = max(1, _BLOCK * self.dims[a] // entries)
+            entries = entries // self.dims[a] * steps[a]
+        for starts in product(*(range(0, self.dims[a], step) for a, step in steps.items())):
+            block = tuple(slice(i, i + steps[a]) for a, i in zip(self.kept, starts, strict=True))
             shape = [
                 self.dims[0],
                 *(len(range(*s.indices(self.dims[a]))) for a, s in zip(self.kept, block, strict=True)),

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partita.solvers.elimination import kernels
+from partita.solvers.elimination import bucket, kernels
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (7, 3, 9), (40, 33, 21)])
@@ -79,3 +79,24 @@ def test_fastest_pair(seed: int) -> None:
         i, j = kernels.fastest_pair(tuple(left[:, [0, 2, 1]].T), tuple(right[:, [0, 2, 1]].T), capacity)
         assert (i >= 0) == (j >= 0) == fits.any()
         assert i < 0 or (fits[i, j] and both[i, j, 1] == both[..., 1][fits].min())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 4])
+def test_a_bucket_in_blocks_and_as_products(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined at once, in blocks of some entries, and as products: forward and backward are equal."""
+    rng = np.random.default_rng(kept)
+    dims = (3, *(int(n) for n in rng.integers(2, 6, kept)))
+    inputs = [(0,), *((0, a) for a in range(1, kept + 1)), *([(1, 0, 3)] if kept > 2 else []), (*range(1, kept + 1),)]
+    slots = [rng.integers(0, 100, [dims[a] for a in axes]).astype(float) for axes in inputs]
+    made = bucket.Bucket(tuple(enumerate(inputs)), dims, 0, kept=(*range(1, kept + 1),))
+    outside = rng.integers(0, 100, dims[1:]).astype(float)
+    results = []
+    for block, least in ((1 << 21, 1 << 12), (7, 1 << 12), (1, 1 << 12), (1, 0)):
+        monkeypatch.setattr(bucket, "_BLOCK", block)
+        monkeypatch.setattr(bucket, "_PRODUCT", least)
+        joined = bucket.Join(made, slots)
+        out = joined.forward()
+        results.append((out, *joined.backward(outside, outside + out)))
+    assert (joined.pair is not None) == (kept > 1)
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
