@@ -11,6 +11,8 @@ from ...formulation.bundles.branch_selection import leaves_out
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
+from ...formulation.special import special_strategy
+from ...formulation.strategies.strategy import rows
 from ...model.graph.stages import boundaries
 from ...model.options import times
 from ...solvers.search.planning_problem import PlanningProblem
@@ -42,7 +44,11 @@ def outside(
 
     `among`: the configurations, None without pipelines. `schedules`: all that are compared, each with its chunks.
     """
-    return [*_pipelines(problem, among, schedules), *_axes(problem, among, found), *_rest(problem, found, rewritten)]
+    return [
+        *_pipelines(problem, among, schedules),
+        *_axes(problem, among, found),
+        *_rest(problem, among, found, rewritten),
+    ]
 
 
 def _pipelines(
@@ -71,7 +77,9 @@ def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: Sea
         yield f"meshes of more than {min(limits)} {'axis' if min(limits) == 1 else 'axes'}"
 
 
-def _rest(problem: PlanningProblem, found: SearchResult, rewritten: Rewritten | None) -> Iterator[str]:
+def _rest(
+    problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult, rewritten: Rewritten | None
+) -> Iterator[str]:
     if rewritten is None:
         yield "rewriting"
     elif rewritten.limits_hit:
@@ -80,7 +88,20 @@ def _rest(problem: PlanningProblem, found: SearchResult, rewritten: Rewritten | 
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
     if not problem.space.offload and problem.machine.device.host_bandwidth is not None:
         yield "offload"
+    yield from _unoffered(problem, among)
     if not problem.space.bundles:
         yield "parallel branches"
     elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
         yield "some parallel branches of rewritten graphs"
+
+
+def _unoffered(problem: PlanningProblem, among: ConfigurationSpace | None) -> Iterator[str]:
+    """Special strategies of the graph that are offered only if a node is fixed to them, at some size of a stage."""
+    pipelines = [(1,)] if among is None else among.placements
+    stages = {problem.machine.devices // prod(row) for row in pipelines} - {1}
+    sizes = [(problem.batch // k, devices) for k in problem.micro_batches for devices in stages]
+    graph = problem.plain or problem.pcg
+    names = {row.special for node in range(len(graph.nodes)) for row in rows(graph, node) if row.special}
+    for strategy in map(special_strategy, sorted(names)):
+        if not all(strategy.offered(*size) for size in sizes):
+            yield strategy.unoffered

@@ -294,6 +294,7 @@ register_strategy(
         copies=_copies,
         several=True,
         offered=_offered,
+        unoffered="halos where samples divide evenly",
         examples=(
             _window("conv", (23, 13), (23, 13), (3, 3), padding=(1, 1)),
             _window("conv", (29,), (15,), (7,), groups=2, stride=(2,), padding=(3,)),

@@ -103,7 +103,8 @@ class Special:
     `kept`: bytes kept for backward besides the operator's own (on several axes the most).
     `copies`: operands of which it keeps something else, counted in `kept`.
     `several`: it may split several dims at once, on as many axes.
-    `offered(samples, devices)`: whether its rows are offered if no strategy is fixed.
+    `offered(samples, devices)`: whether its rows are offered if no strategy is fixed; reports name those that are not
+    as `unoffered`.
     `exclusive`: on all other axes the operator is whole.
     `examples`: each adds a node to a graph, on which the strategy is tested.
     """
@@ -120,6 +121,7 @@ class Special:
     copies: tuple[str, ...] | Callable[[Part], tuple[str, ...]] = ()
     several: bool = False
     offered: Callable[[int, int], bool] = field(default=lambda batch, devices: True)
+    unoffered: str = ""
     exclusive: bool = False
     examples: tuple[Callable[[Builder], int], ...] = ()
 
