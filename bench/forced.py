@@ -3,17 +3,21 @@
 Random small modules on small random machines (`random_modules`), with ample or scarce memory. Each is planned freely,
 with options that add decisions (rewriting, states on the host, every schedule), and then with random flags: strategies
 of operators, meshes of every order and number of axes, placements of any order, micro-batches, recomputation, stages,
-schedules, virtual stages, and several of them at once. Counted as errors:
+schedules, virtual stages, and several of them at once. Each forced plan is counted once, as one of `VERDICTS`:
 
-- below: a forced plan is faster than the bound of the free search, whose report does not name what the plan has beyond
-  its space (`outside`);
-- worse: with a decision added, the optimum is slower than without.
+- below (an error): faster than the bound of a free search, whose report does not name what the plan has beyond its
+  space (`outside`);
+- named: faster, and named;
+- better: faster than the free plan, which is not proved optimal;
+- equal: as fast as the free plan; above: slower.
 
-Each error is told as a Python snippet that shows it again.
+`worse` (an error too): with a decision added, the optimum is slower than without. Flags that give no plan are refused
+(they contradict each other or the model, or nothing fits) or timed out. `unproved` counts the free searches that the
+time ended: their bounds are weaker. Errors are told as Python snippets that show them again, refusals by their words.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from random import Random
@@ -21,12 +25,13 @@ from typing import Any, TypeAlias
 
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.plan_graph import plan_graph
+from ..formulation.network.network import INFINITE
 from ..formulation.pipeline.configuration import rows
 from ..formulation.placement.mappings import mappings, register
 from ..formulation.placement.placement import of_rows, placements
 from ..formulation.rewriting.rules import rules_for
 from ..formulation.search_space import SearchSpace
-from ..formulation.strategies.strategy import row_names
+from ..formulation.strategies.strategy import row_names, rows_taken
 from ..model.capture.capture import capture
 from ..model.errors import NoPlanError, PartitaError
 from ..model.graph.pcg import PCG, SOURCES
@@ -41,12 +46,41 @@ Flags: TypeAlias = Mapping[str, Any]
 """Fields of `SearchSpace`, besides `rewrite` and `rows` (of a placement)."""
 
 COUNT, SMALL_COUNT = 1000, 40
-PER_CASE = 8
-SECONDS = 60.0
+PER_CASE = 12
+SECONDS = 120.0
+"""Limit on one search."""
 WIDE = 0.1
 """How often a mesh may have more than three axes: such networks take seconds."""
 
 ADDED: tuple[Flags, ...] = ({"rewrite": True}, {"offload": True}, {"schedule": "all"})
+"""Decisions added to a free search; a case tries one of them."""
+VERDICTS = ("below", "named", "better", "equal", "above")
+"""Verdicts on a forced plan; of several searches that it is compared with, the first in this list counts."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What flags gave: a plan, or the words of a refusal; `timed_out` if the time ended before any plan was found.
+
+    No plan of the space is faster than `bound` ns, except for what is named in `outside`.
+    """
+
+    flags: Flags
+    plan: Plan | None
+    bound: int
+    outside: tuple[str, ...] = ()
+    words: str = ""
+    timed_out: bool = False
+
+    @property
+    def step(self) -> int:
+        """ns of the plan; INFINITE without one."""
+        return INFINITE if self.plan is None else int(self.plan.report["objective_ns"])
+
+    @property
+    def proved(self) -> bool:
+        """True if the plan is the fastest of its space, or there is none."""
+        return not self.timed_out and self.bound >= self.step
 
 
 @dataclass(frozen=True)
@@ -82,6 +116,19 @@ class Case:
     def _planned(self, machine: Machine, flags: Flags) -> Plan:
         budget = Budget(time_limit=SECONDS, executor=Serial())
         return plan_graph(self.graph, machine, Training(self.batch), space_of(**flags), budget)
+
+    def answer(self, flags: Flags) -> Answer:
+        """What these flags give; an interrupt ends the run."""
+        try:
+            report = (plan := self.plan(**flags)).report
+        except NoPlanError as none:
+            if none.interrupted:
+                raise KeyboardInterrupt from None
+            summary = none.summary
+            return Answer(flags, None, summary["bound_ns"] or 0, (*summary["space"]["outside"],), str(none), True)
+        except PartitaError as refusal:
+            return Answer(flags, None, INFINITE, words=str(refusal))
+        return Answer(flags, plan, report["bound_ns"], (*report["space"]["outside"],))
 
     def snippet(self, flags: Flags, against: Flags) -> str:
         """Python that shows a forced plan and the one that should not be beaten."""
@@ -180,6 +227,7 @@ def _product(row: Sequence[int]) -> int:
 def named(plan: Plan, phrase: str) -> bool:
     """True if a plan has what a phrase of a report's `outside` names."""
     matrices = [stage.placement.matrix for stage in plan.stages]
+    most = max(map(len, matrices))
     offloaded = any(choice.offloaded for stage in plan.stages for choice in stage.choices)
     order = plan.schedule.name if plan.chunks == 1 else f"{plan.schedule.name} with {plan.chunks} chunks"
     match phrase.split():
@@ -187,94 +235,100 @@ def named(plan: Plan, phrase: str) -> bool:
             return plan.size > 1
         case ["schedules", "other", "than", *known]:
             return plan.size > 1 and order not in " ".join(known).split(" and ")
-        case ["meshes", "of", "more", "than", most, _]:
-            return any(len(matrix) > int(most) for matrix in matrices)
+        case ["meshes", "of", "more", "than", axes, _]:
+            return most > int(axes)
         case ["other", "orders", *_]:
             return any(list(matrix) != sorted(matrix, reverse=True) for matrix in matrices)
+        case ["rewritings", "on", "meshes", "of", axes, *_]:
+            return bool(plan.report.get("rewritten")) and most >= int(axes)
         case ["rewriting"] | ["rewritings", *_]:
             return bool(plan.report.get("rewritten"))
+        case ["some", "parallel", "branches", *_]:
+            return bool(plan.report.get("rewritten")) and "bundles" in plan.report
         case ["offload"]:
             return offloaded
+        case [strategy, "where", *_]:
+            return strategy.removesuffix("s") in _specials(plan)
     return False
 
 
-def excused(plan: Plan, known: Plan) -> bool:
+def _specials(plan: Plan) -> set[str]:
+    """The special strategies of a plan."""
+    return {
+        row.special
+        for stage in plan.stages
+        for node, choice in enumerate(stage.choices)
+        if stage.graph.nodes[node].op not in SOURCES
+        for row in rows_taken(stage.graph, node, choice.inputs, choice.output)
+        if row is not None
+    }
+
+
+def excused(plan: Plan, known: Answer) -> bool:
     """True if the report of a search names something that a plan has as outside of its space."""
-    return any(named(plan, phrase) for phrase in known.report["space"]["outside"])
+    return any(named(plan, phrase) for phrase in known.outside)
 
 
 def run(small: bool, only: Sequence[str], tell: Tell, count: int | None = None, seed: int = 0) -> list[Row]:
-    """Force `count` plans, several for each case, from the case of `seed` on; one row for each case."""
-    left, made = count or (SMALL_COUNT if small else COUNT), list[Row]()
-    while left > 0:
-        one = case(seed)
-        seed += 1
-        if only and not any(text in one.name for text in only):
-            continue
-        made.append(judged(one, min(left, PER_CASE), tell))
+    """Force `count` plans, several for each case, from the case of `seed` on; one row for each case.
+
+    PartitaError: none of the first `count` cases has a text of `only` in its name.
+    """
+    left = count or (SMALL_COUNT if small else COUNT)
+    made: list[Row] = []
+    for one in map(case, range(seed, seed + left)):
+        if not only or any(text in one.name for text in only):
+            made.append(judged(one, min(left, PER_CASE), tell))
+            left -= made[-1]["forced"]
         case.cache_clear()
-        left -= made[-1]["forced"] + made[-1]["refused"]
+        if left <= 0:
+            break
+    if not made:
+        raise PartitaError(f"no case has {' or '.join(only)} in its name")
     return made
 
 
 def judged(one: Case, count: int, tell: Tell) -> Row:
-    """Force `count` plans of a case; refusals count too."""
+    """Draw flags for a case `count` times and judge the plans that they force."""
     tell(one.name)
-    numbers: Counter[str] = Counter()
-    errors: list[str] = []
-    known = dict(_known(one, numbers, errors, tell))
-    rng, free = Random(f"flags {one.seed}"), known[0]
+    rng, numbers = Random(f"flags {one.seed}"), Counter[str]()
+    free, wider = known = one.answer({}), one.answer(rng.choice(ADDED))
+    numbers["unproved"] = sum(not answer.proved for answer in known)
+    for answer in known:
+        _tell_refusal(answer, tell)
+    if wider.bound > free.step:
+        numbers["worse"] += 1
+        tell(f"worse with a decision more:\n{one.snippet({}, wider.flags)}")
     for _ in range(count):
-        flags = random_flags(rng, one)
-        plan = _planned(one, flags)
-        numbers["refused" if plan is None else "forced"] += 1
-        if plan is None:
+        forced = one.answer(random_flags(rng, one))
+        _tell_refusal(forced, tell)
+        if forced.plan is None:
+            numbers["timed_out" if forced.timed_out else "refused"] += 1
             continue
-        for number, other in known.items():
-            bound = None if other is None else other.report["bound_ns"]
-            if bound is not None and plan.report["objective_ns"] >= bound:
-                continue
-            if other is not None and excused(plan, other):
-                numbers["named"] += 1
-                continue
-            errors.append("below")
-            words = one.snippet(flags, _against(number))
-            tell(f"{plan.report['objective_ns']} ns is below the bound {bound}:\n{words}")
+        verdicts = {_verdict(forced.plan, answer): answer for answer in (wider, free)}
+        verdict = min(verdicts, key=VERDICTS.index)
+        numbers["forced"] += 1
+        numbers[verdict] += 1
+        if verdict in ("below", "named"):
+            against = verdicts[verdict]
+            tell(f"{verdict}: {forced.step} ns, bound {against.bound}:\n{one.snippet(forced.flags, against.flags)}")
     return {
         "case": one.name,
-        "step_us": None if free is None else free.report["objective_ns"] / 1e3,
-        **{key: numbers[key] for key in ("forced", "refused", "named")},
-        **{key: errors.count(key) for key in ("below", "worse")},
+        "step_us": None if free.plan is None else free.step / 1e3,
+        **{key: numbers[key] for key in ("forced", *VERDICTS, "worse", "refused", "timed_out", "unproved")},
     }
 
 
-def _against(number: int) -> Flags:
-    return ADDED[number - 1] if number else {}
+def _verdict(plan: Plan, known: Answer) -> str:
+    step = int(plan.report["objective_ns"])
+    if step < known.bound:
+        return "named" if excused(plan, known) else "below"
+    return "better" if step < known.step else "equal" if step == known.step else "above"
 
 
-def _known(one: Case, numbers: Counter[str], errors: list[str], tell: Tell) -> Iterator[tuple[int, Plan | None]]:
-    """The free plan (0) and those with one decision added; None: nothing fits."""
-    free = _planned(one, {})
-    yield 0, free
-    for number in range(1, len(ADDED) + 1):
-        wider = _planned(one, _against(number))
-        yield number, wider
-        if free is None or (wider is not None and wider.report["bound_ns"] <= free.report["objective_ns"]):
-            continue
-        errors.append("worse")
-        tell(f"a decision more is worse:\n{one.snippet({}, _against(number))}")
-
-
-def _planned(one: Case, flags: Flags) -> Plan | None:
-    """The plan that these flags give; None if they are refused, or nothing fits. An interrupt ends the run."""
-    try:
-        return one.plan(**flags)
-    except NoPlanError as none:
-        if none.interrupted:
-            raise KeyboardInterrupt from None
-        return None
-    except PartitaError:
-        return None
+def _tell_refusal(answer: Answer, tell: Tell) -> None:
+    if answer.plan is None:
+        tell(f"{'timed out' if answer.timed_out else 'refused'}: {_words(answer.flags)}: {answer.words}")
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
