@@ -82,13 +82,13 @@ def slow_kernels(hierarchy: tuple[int, ...], **changes: Any) -> partita.Machine:
 
 def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options: Any) -> Plan:
     machine = options.pop("machine", None) or slow_kernels(hierarchy)
+    options = {"stages": 1, "micro_batches": 1} | options
     return partita.optimize(module, (torch.zeros(max(batch, 2), 8),), machine, batch=batch, **options)
 
 
 @pytest.mark.parametrize(
     ("module", "hierarchy", "mesh", "batch"),
     [
-        (Branchy(), (2,), None, 4),
         (Branchy(), (3,), None, 7),  # parts of the batch are uneven
         (Branchy((12, 12, 12), join="add"), (3,), None, 4),
         (Branchy((12, 12, 12), join="residual"), (2,), None, 3),  # what enters is added at one coordinate
@@ -98,8 +98,6 @@ def planned(module: nn.Module, hierarchy: tuple[int, ...], batch: int, **options
         (Branchy(), (4,), None, 3),  # a coordinate without branches, and one without samples: gathered whole
         (Branchy(), (8,), (8,), 2),
         (Branchy((12, 12), (1, 2), norm=True, join="add"), (2, 2), (2, 2), 4),  # statistics over the other axis
-        (Branchy(norm=True), (2, 3), (2, 3), 6),
-        (Nested(), (2,), None, 4),
         (Nested(), (3,), None, 6),
     ],
 )
@@ -228,8 +226,7 @@ class Labelled(nn.Module):
         return nn.functional.mse_loss(self.head(x), y)
 
 
-@pytest.mark.parametrize("kind", ["", "detached", "two"])
-@pytest.mark.parametrize("mesh", [(2, 2), (4, 2), (3,)])
+@pytest.mark.parametrize(("mesh", "kind"), [((2, 2), ""), ((4, 2), "two"), ((3,), "detached")])
 def test_samples_keep_their_order(mesh: tuple[int, ...], kind: str) -> None:
     """Parts of parts of a batch, whichever axis the branches lie on; backward is the same on all ranks."""
     inputs = torch.zeros(12, 8), torch.zeros(12, 3)
@@ -239,18 +236,18 @@ def test_samples_keep_their_order(mesh: tuple[int, ...], kind: str) -> None:
 
 
 def test_less_memory_places_branches_otherwise() -> None:
-    """All ways to place branches that may be best are options: with less memory another one is taken, or none."""
+    """All ways to place branches that may be best are options: with less memory another one is taken."""
     module = Branchy((40, 30, 20, 10), (1, 2, 3, 3))
     free = planned(module, (2,), 4)
     device = free.machine.device
-    for share in (0.98, 0.9):
-        bytes_ = int(free.report["memory_bytes"] * share) + device.reserved_bytes
-        machine = replace(free.machine, device=replace(device, memory_bytes=bytes_))
-        plan = planned(module, (2,), 4, machine=machine)
-        assert free.report["objective_ns"] <= plan.report["objective_ns"]
-        assert plan.report["memory_bytes"] <= machine.device.capacity_bytes
-        assert stage_price(plan).memory_bytes == plan.report["memory_bytes"]
-        assert plan.verify()["ok"]
+    bytes_ = int(free.report["memory_bytes"] * 0.98) + device.reserved_bytes
+    machine = replace(free.machine, device=replace(device, memory_bytes=bytes_))
+    plan = planned(module, (2,), 4, machine=machine)
+    assert plan.bundles and plan.choices != free.choices
+    assert free.report["objective_ns"] <= plan.report["objective_ns"]
+    assert plan.report["memory_bytes"] <= machine.device.capacity_bytes
+    assert stage_price(plan).memory_bytes == plan.report["memory_bytes"]
+    assert plan.verify()["ok"]
 
 
 @pytest.mark.parametrize(
@@ -359,15 +356,3 @@ def test_what_is_inside_may_not_be_split(tmp_path: Path) -> None:
     split = Choice(((3,), (1,), (1,)), (3,), beside=plan.choices[index].beside)
     with pytest.raises(partita.PartitaError, match="must be whole there"):
         replace(plan, choices=tuple(split if i == index else c for i, c in enumerate(plan.choices)))
-
-
-@pytest.mark.parametrize(("name", "hierarchy", "batch"), [("inception-v3", (4,), 4), ("candle-uno", (2, 4), 2)])
-def test_of_the_zoo(name: str, hierarchy: tuple[int, ...], batch: int) -> None:
-    from partita.codegen.planner.planner import plan as plan_model
-    from partita.formulation.search_space import EVERYTHING
-    from partita.model.machine.machine_choice import MachineChoice
-    from partita.solvers.budget import UNLIMITED
-
-    plan = plan_model(name, MachineChoice(hierarchy=hierarchy), {"batch": batch}, EVERYTHING, UNLIMITED, small=True)
-    assert plan.bundles
-    assert plan.verify()["ok"]

@@ -40,7 +40,9 @@ def planned(graph: PCG, on: Machine, space: SearchSpace) -> Plan:
 
 def test_pipelines_are_searched_with_rewriting() -> None:
     graph, two = captured(Net(*[("linear", 48, 48)] * 8), 8, 48), machine(2)
-    plain, rewritten = (planned(graph, two, SearchSpace(rules=rules)) for rules in ((), planner_rules()))
+    plain, rewritten = (
+        planned(graph, two, SearchSpace(micro_batches=4, rules=rules)) for rules in ((), planner_rules())
+    )
     assert plain.size == rewritten.size == 2 and rewritten.report["rewritten"]
     assert plain.report["status"] == rewritten.report["status"] == "optimal"
     assert rewritten.report["objective_ns"] < plain.report["objective_ns"]
@@ -73,6 +75,8 @@ class ReadTwice(nn.Module):
 
 def test_a_stage_receives_what_rewriting_can_do_without() -> None:
     graph = captured(ReadTwice(), 8, 4)
-    plain, rewritten = (planned(graph, machine(4), SearchSpace(stages=2, rules=r)) for r in ((), planner_rules()))
+    plain, rewritten = (
+        planned(graph, machine(4), SearchSpace(stages=2, micro_batches=2, rules=r)) for r in ((), planner_rules())
+    )
     assert rewritten.report["objective_ns"] <= plain.report["objective_ns"]
     assert verify(rewritten, module=ReadTwice(), inputs=(torch.zeros(8, 4),))["ok"]
