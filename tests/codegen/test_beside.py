@@ -157,14 +157,16 @@ class Uneven(nn.Module):
         return self.head(sum((tower(x) for tower in self.towers[1:]), self.towers[0](x))).square().mean()
 
 
-@pytest.mark.parametrize(("depths", "shares"), [((4, 2), (4, 2)), ((3, 2, 1), (3, 2, 1))])
-def test_unequal_towers_get_unequal_shares(depths: Sequence[int], shares: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("depths", "shares", "micro_batches"), [((4, 2), (4, 2), 2), ((3, 2, 1), (3, 2, 1), 1)])
+def test_unequal_towers_get_unequal_shares(
+    depths: Sequence[int], shares: tuple[int, ...], micro_batches: int, tmp_path: Path
+) -> None:
     """On six devices, where launches and work both count: priced twice, saved, run beside the module."""
     device = partita.Machine.adhoc((6,)).device
     device = replace(device, launch_ns=20_000, peak={k: v / 3e4 for k, v in device.peak.items()})
     machine = replace(partita.Machine.adhoc((6,)), device=device)
-    options: dict[str, Any] = {"mesh": (6,), "micro_batches": 1, "stages": 1}
-    plan = partita.optimize(Uneven(depths), (torch.zeros(24, 32),), machine, batch=24, **options)
+    options: dict[str, Any] = {"mesh": (6,), "micro_batches": micro_batches, "stages": 1, "batch": 24 * micro_batches}
+    plan = partita.optimize(Uneven(depths), (torch.zeros(24, 32),), machine, **options)
     (join,) = plan.bundles
     assert plan.choices[join].shares == shares
     assert sorted({stop - start for _, start, stop in plan.range_of.values()}) == sorted({*shares} - {1})
