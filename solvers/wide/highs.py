@@ -142,8 +142,12 @@ class Highs:
             outcome = run(program, min(seconds, _MOMENT))
             if outcome.end is not End.STOPPED or seconds <= _MOMENT:
                 return outcome
-        self.ask(program, began + seconds - time.perf_counter())
-        outcome = self.answer()
+        try:
+            self.ask(program, began + seconds - time.perf_counter())
+            outcome = self.answer()
+        except BaseException:  # an interrupt: the next program must not get this one's answer
+            self.stop()
+            raise
         if outcome.end is End.STOPPED:
             self.stop()  # it may still be busy
         return outcome

@@ -1,5 +1,6 @@
 """Linear programs, fixing, covers and exact solving of flat networks, beside all choices of small ones."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable
 from partita.solvers.wide import highs, integer
@@ -355,6 +357,25 @@ def test_an_interrupt_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
 # The contest's instances
 
 OPTIMA = {"A": 6_548_553_650, "B": 532_843, "D": 309_195_190_496, "G": 217_039, "P": 651_833_115_436}
+
+
+def test_an_interrupted_program_leaves_no_answer_behind() -> None:
+    class Interrupted(highs.Highs):
+        stopped = False
+
+        def answer(self, seconds: float = math.inf) -> highs.HighsOutcome:
+            raise KeyboardInterrupt
+
+        def ask(self, program: highs.LinearProgram, seconds: float) -> None:
+            self.stopped = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    child, none = Interrupted(), csr_array((0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        child.solve(highs.LinearProgram(np.ones(1), none, np.zeros(0), none, np.zeros(0), whole=1), 1.0)
+    assert child.stopped
 
 
 @pytest.mark.skipif("PARTITA_IOPDDL" not in os.environ, reason="PARTITA_IOPDDL names no folder with the instances")
