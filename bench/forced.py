@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import prod
 from random import Random
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ from ..formulation.strategies.strategy import row_names, rows_taken
 from ..model.capture.capture import capture
 from ..model.errors import NoPlanError, PartitaError
 from ..model.graph.pcg import PCG, SOURCES
+from ..model.graph.stages import boundaries
 from ..model.machine.machine import Machine
 from ..model.training import Training
 from ..solvers.budget import Budget
@@ -165,60 +167,64 @@ def case(seed: int) -> Case:
 # Flags
 
 
+KINDS = ("stages", "stages", "chunks", "schedule", "mesh", "mesh", "rows", "fix", "fix", "micro_batches", "recompute",
+         "rewrite", "offload")  # fmt: skip
+"""Kinds of flags, as often as they may be drawn; of those drawn, later ones fit themselves to earlier ones."""
+
+
 def random_flags(rng: Random, made: Case) -> dict[str, Any]:
     """Flags that fix or add decisions, drawn for a case; some contradict each other, or the model."""
-    kinds = ("mesh", "mesh", "rows", "micro_batches", "recompute", "fix", "fix", "stages", "stages", "schedule",
-             "chunks", "rewrite", "offload")  # fmt: skip
     flags: dict[str, Any] = {}
-    for kind in rng.sample(kinds, rng.choice((1, 1, 2, 2, 3))):
+    for kind in sorted(rng.sample(KINDS, rng.choice((1, 1, 2, 2, 3))), key=KINDS.index):
         flags |= _flag(kind, rng, made, flags)
-    if "chunks" in flags or "schedule" in flags:
-        flags.setdefault("stages", rng.choice(_stages(made.ample)))
-    if "rows" in flags:
-        flags.pop("mesh", None)
-        flags.pop("fix", None)
-    if "mesh" in flags and flags.setdefault("stages", 1) > 1:
-        flags["mesh"] = random_mesh(rng, made.ample.devices // flags["stages"], 3)
-    return flags
+    return flags or random_flags(rng, made)
 
 
 def _flag(kind: str, rng: Random, made: Case, flags: Flags) -> dict[str, Any]:
-    devices, hierarchy = made.ample.devices, made.ample.hierarchy
     match kind:
+        case "stages":
+            return {kind: rng.choice((1, *_stages(made)))}
+        case "chunks" | "schedule":
+            stages = [n for n in _stages(made) if kind == "schedule" or 2 * n <= _cuts(made)]
+            if not stages or flags.get("stages", 2) == 1 or "chunks" in flags:
+                return {}
+            value = 2 if kind == "chunks" else rng.choice(("gpipe", "1f1b", "zero-bubble", "all"))
+            return {kind: value, "stages": rng.choice(stages)}
         case "mesh":
-            return {"mesh": random_mesh(rng, devices, 4 if rng.random() < WIDE else 3)}
+            return {"stages": 1, **flags, kind: _mesh(rng, made, flags, 4 if rng.random() < WIDE else 3)}
         case "rows":
-            matrix = rng.choice(placements(hierarchy)).matrix
-            return {kind: tuple(rng.sample(matrix, len(matrix)))}
+            matrix = rng.choice(placements(made.ample.hierarchy)).matrix
+            pipelined = flags.get("stages", 1) > 1
+            return {} if "mesh" in flags or pipelined else {kind: tuple(rng.sample(matrix, len(matrix)))}
+        case "fix":
+            mesh = flags.get("mesh") or flags.get("rows") or _mesh(rng, made, flags, 2)
+            nodes = [i for i, node in enumerate(made.graph.nodes) if node.op not in SOURCES]
+            named = (
+                (made.graph.nodes[i].name, row_names(made.graph, i)) for i in rng.sample(nodes, rng.choice((1, 2)))
+            )
+            fixed = tuple((name, ",".join(rng.choices(known, k=len(mesh)))) for name, known in named)
+            return {kind: fixed} if "rows" in flags else {"stages": 1, **flags, "mesh": mesh, kind: fixed}
         case "micro_batches":
             return {kind: rng.choice([k for k in range(1, made.batch + 1) if made.batch % k == 0])}
         case "recompute":
             return {kind: rng.choice(("none", "full", "selective"))}
-        case "stages":
-            return {kind: rng.choice((1, *_stages(made.ample)))}
-        case "schedule":
-            return {kind: rng.choice(("gpipe", "1f1b", "zero-bubble", "all"))}
-        case "chunks":
-            return {kind: 2}
-        case "fix":
-            axes = len(flags["mesh"]) if "mesh" in flags else rng.choice((1, 1, 2))
-            nodes = [i for i, node in enumerate(made.graph.nodes) if node.op not in SOURCES]
-            named = ((made.graph.nodes[i].name, row_names(made.graph, i)) for i in rng.sample(nodes, 1 + (axes < 2)))
-            return {"fix": tuple((name, ",".join(rng.choices(known, k=axes))) for name, known in named)}
         case _:
             return {kind: True}
 
 
-def _stages(machine: Machine) -> list[int]:
-    """Numbers of pipeline stages above 1 that the machine can be divided into."""
-    return sorted({_product(row) for row in rows(machine.hierarchy)})
+def _mesh(rng: Random, made: Case, flags: Flags, most_axes: int) -> tuple[int, ...]:
+    """A mesh of a stage."""
+    return random_mesh(rng, made.ample.devices // flags.get("stages", 1), most_axes)
 
 
-def _product(row: Sequence[int]) -> int:
-    result = 1
-    for factor in row:
-        result *= factor
-    return result
+def _cuts(made: Case) -> int:
+    """The most stages that the model can be cut into."""
+    return len(boundaries(made.graph)) - 1
+
+
+def _stages(made: Case) -> list[int]:
+    """Numbers of pipeline stages above 1 that the machine can be divided into, and the model cut."""
+    return sorted(n for n in {prod(row) for row in rows(made.ample.hierarchy)} if n <= _cuts(made))
 
 
 # Judgement
