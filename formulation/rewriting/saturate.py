@@ -8,8 +8,9 @@ are bounded: by what they may cost, how often they match, and how many alternati
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ...model.graph.pcg import PCG, Node
@@ -23,7 +24,6 @@ from .saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .union import VIEWS, Ref, Union
 
 AGAIN = " (again)"
-COMMUTATIVE = ("add", "mul")
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class _Saturation:
     costly: int = 0
 
     def run(self) -> Rewritten:
-        start = time.monotonic()
+        start = time.process_time()
         again = [rule for rule in self.rules if self.bounded]
         numbered = [*self.rules, *self.bounded, *again]
         patterns = [Pattern(rule) for rule in self.rules]
         bounded = [Pattern(rule) for rule in self.bounded] + [Pattern(rule, AGAIN) for rule in again]
         if not numbered or twins(self.pcg):
             limit = ("recycling",) if numbered else ()
-            return Rewritten(self.pcg, limits_hit=limit, seconds=round(time.monotonic() - start, 3))
+            return Rewritten(self.pcg, limits_hit=limit, seconds=round(time.process_time() - start, 3))
         self.terms = {i: self._term(i) for i in range(len(self.pcg.nodes))}
         kinds = {(self.pcg.nodes[i].op, len(self.pcg.nodes[i].inputs)) for i, t in self.terms.items() if t}
         self.egraph = Egraph(kinds, patterns, bounded)
@@ -134,6 +134,8 @@ class _Saturation:
         graph = union.build()
         if extraction.more:
             self.hit.append("alternatives")
+        if extraction.views:
+            self.hit.append("views")
         names = {node.name for node in graph.nodes} - {node.name for node in self.pcg.nodes}
         added = ((union.names.get(ref, ""), made.get(node)) for node, ref in extraction.made.items())
         fired = Counter[str]()
@@ -148,7 +150,7 @@ class _Saturation:
             dropped=union.dropped,
             limits_hit=tuple(self.hit),
             applied={rule.name: fired[rule.name] for rule in (*self.rules, *self.bounded) if fired[rule.name]},
-            seconds=round(time.monotonic() - start, 3),
+            seconds=round(time.process_time() - start, 3),
             made_by={name: rule for name, rule in added if name in names and rule is not None},
             often=tuple(self.often),
             unproved=tuple(self.unproved),
@@ -182,7 +184,7 @@ class _Saturation:
         limit = ""
         if sum(len(one.nodes) for one in found.values()) > self.limits.nodes:
             limit = "nodes"
-        elif time.monotonic() - start > self.limits.seconds:
+        elif time.process_time() - start > self.limits.seconds:
             limit = "seconds"
         if limit and limit not in self.hit:
             self.hit.append(limit)
@@ -256,8 +258,11 @@ class _Extraction:
     """Adds the e-classes to the union.
 
     Without an `order` every e-node becomes an alternative. With one, the e-nodes in `first` do, and in the order of
-    their excess at most `most` others of a tensor; `more` counts those left out. Views of activations are then left
-    out too, since a network decides on a tensor and its views together.
+    their excess at most `most` others of a tensor; `more` counts those left out.
+
+    Views are no alternatives: a network decides on a tensor and its views together. Mostly nothing is lost, since the
+    tensor shown is computed by operators that also compute the view, of the same operands up to views; `views` counts
+    the classes of which something is.
     """
 
     def __init__(
@@ -275,8 +280,11 @@ class _Extraction:
         self.class_of = {node: name for name, one in found.items() for node in one.origins}
         self.refs: dict[str, Ref | None] = {}
         self.made: dict[ENode, Ref] = {}
-        self.stored = {*pcg.of("parameter")}  # weights, and what is made of them alone
-        self.more = 0
+        self.more = self.views = 0
+        self.shown = _shown_together(found)
+        self.computed: dict[str, set[object]] = {}  # by which operators of what, for tensors shown together
+        for name, one in found.items():
+            self.computed.setdefault(self.shown[name], set()).update(self._computations(one))
 
     def run(self) -> None:
         for node, name in sorted(self.class_of.items()):
@@ -286,24 +294,32 @@ class _Extraction:
                     self._add_alternative(self._e_node(e_node), node)
 
     def _taken(self, name: str, own: ENode | None = None) -> list[ENode]:
-        """The e-nodes of a class that become nodes of the union, other than its own."""
-        nodes = [e_node for e_node in self.found[name].nodes if e_node != own]
+        """The e-nodes of a class that become nodes of the union, other than its own and views."""
+        one = self.found[name]
+        every = [e_node for e_node in one.nodes if e_node != own]
+        nodes = [e_node for e_node in every if e_node.op not in VIEWS]
+        if len(nodes) < len(every) and (nodes or own is not None):
+            self.views += not self.computed[self.shown[name]] <= self._computations(one)
         if self.order is None:
             return nodes
-        computed = [e_node for e_node in nodes if e_node.op not in VIEWS]  # a view has no alternatives, and is none
-        nodes = computed if computed or own is not None else nodes[:1]
-        known = Counter([_unordered(own)] if own is not None else [])
         chosen, others = [n for n in nodes if n in self.first], list[ENode]()
-        known.update(map(_unordered, chosen))
+        known = {self._computation(e_node) for e_node in (*chosen, *([] if own is None else [own]))}
         for e_node in nodes:
-            if e_node not in self.first and not known[_unordered(e_node)]:
-                known[_unordered(e_node)] += 1
+            if e_node not in self.first and self._computation(e_node) not in known:
+                known.add(self._computation(e_node))
                 others.append(e_node)
         priced = [n for n in others if (name, n) in self.order]
         priced.sort(key=lambda n: (self.order or {})[name, n])
         most = max(self.most, 1 if own is None and not chosen else 0)
         self.more += len(priced[most:])
         return chosen + priced[:most]
+
+    def _computations(self, one: EClass) -> set[object]:
+        return {self._computation(e_node) for e_node in one.nodes if e_node.op not in VIEWS}
+
+    def _computation(self, e_node: ENode) -> object:
+        """An operator and its operands, up to views and their order: in one class, these are equally good."""
+        return e_node.op, *sorted(self.shown[child] for child in e_node.inputs)
 
     def _own(self, node: int) -> ENode:
         """The e-node of a node of the graph."""
@@ -319,30 +335,45 @@ class _Extraction:
 
     def _class(self, name: str) -> Ref | None:
         """The node that represents a class: the graph's own, or else the first that can be made."""
+        if name not in self.found:
+            return None  # all its e-nodes were deleted
         if name not in self.refs:
             one = self.found[name]
             self.refs[name] = one.origins[0] if one.origins else None  # None during the search, so that cycles end
             if not one.origins:
-                taken = sorted(self._taken(name), key=lambda e_node: e_node.op in VIEWS)  # a view has no alternatives
-                made = [ref for ref in map(self._e_node, taken) if ref is not None]
+                views = (e_node for e_node in one.nodes if e_node.op in VIEWS)
+                made = list(self._made(self._taken(name))) or list(islice(self._made(views), 1))
                 self.refs[name] = made[0] if made else None
                 for ref in made[1:]:
                     self._add_alternative(ref, made[0])
         return self.refs[name]
 
+    def _made(self, e_nodes: Iterable[ENode]) -> Iterator[Ref]:
+        """The nodes of those e-nodes that can be made."""
+        return (ref for ref in map(self._e_node, e_nodes) if ref is not None)
+
     def _e_node(self, e_node: ENode) -> Ref | None:
         inputs = [self._class(child) for child in e_node.inputs]
         known = [ref for ref in inputs if ref is not None]
-        stored = all(ref in self.stored for ref in known)
-        if len(known) < len(inputs) or (self.order is not None and e_node.op in VIEWS and not stored):
+        if len(known) < len(inputs):
             return None
         ref = self.made[e_node] = self.union.add(e_node.op, known, e_node.attributes)
-        if stored:
-            self.stored.add(ref)
         return ref
 
 
-def _unordered(e_node: ENode) -> ENode:
-    """The same for both orders of the operands of a commutative operator."""
-    inputs = tuple(sorted(e_node.inputs)) if e_node.op in COMMUTATIVE else e_node.inputs
-    return ENode(e_node.op, inputs, e_node.attributes)
+def _shown_together(found: Mapping[str, EClass]) -> Mapping[str, str]:
+    """For every class one of those that views connect it with, also for operands of which all e-nodes were deleted."""
+    parent = {child: child for one in found.values() for e_node in one.nodes for child in e_node.inputs}
+    parent |= {name: name for name in found}
+
+    def first(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for name, one in found.items():
+        for e_node in one.nodes:
+            if e_node.op in VIEWS:
+                parent[first(name)] = first(e_node.inputs[0])
+    return {name: first(name) for name in parent}

@@ -7,7 +7,10 @@ from ...model.options import option
 
 @dataclass(frozen=True, slots=True)
 class SaturationLimits:
-    """When saturation ends before nothing new is found; a result says which limits were hit."""
+    """When saturation ends before nothing new is found; a result says which limits were hit.
+
+    `seconds` are the processor's, so that what is found does not depend on the load of the machine.
+    """
 
     rounds: int = field(
         default=4,

@@ -319,11 +319,11 @@ two permutations:
   =>
   outputs y = x
 
-relu of relu:
+relu of what is negated twice:
     x[n, m]
     y = relu(x)
   =>
-    y = relu(relu(x))
+    y = relu(neg(neg(x)))
 """)
 
 
@@ -368,7 +368,7 @@ def branches(seed: int) -> bool:
     return joint.objective < alone
 
 
-@pytest.mark.parametrize("seed", [4, 7, 18, 31, 33, 39])
+@pytest.mark.parametrize("seed", [4, 6, 11, 15, 18, 19, 24, 25])
 def test_branches_side_by_side_in_any_way(seed: int) -> None:
     branches(seed)
 
@@ -445,6 +445,16 @@ def test_limits_of_saturation_are_hit_and_said() -> None:
     assert rewritings(graph, planner_rules(), SaturationLimits(nodes=3)).limits_hit == ("nodes",)
     assert rewritings(graph, planner_rules(), SaturationLimits(seconds=0.0)).limits_hit == ("seconds",)
     assert rewritings(graph, planner_rules()).limits_hit == ()
+
+
+def test_views_are_no_alternatives_and_what_they_lose_is_said() -> None:
+    """Nothing is, if a view shows what the same operator computes of the same tensor up to views."""
+    graph, _ = two_layers()
+    found = rewritings(graph, TURNED[:1], SaturationLimits(rounds=1))
+    assert found.graph is graph and found.limits_hit == ("rounds",)
+    other = parse_rules(write_rule(TURNED[0]).replace("permute(relu(", "permute(tanh("))
+    found = rewritings(graph, other, SaturationLimits(rounds=1))
+    assert found.graph is graph and found.limits_hit == ("rounds", "views")
 
 
 def test_operators_that_are_kept() -> None:
