@@ -22,7 +22,7 @@ from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import Price, search_within, sweep
 from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_extras, solve_transient, without_extras
-from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, OutOfTimeError, Proof, Search, Solution, Status
+from ..protocol import INTERRUPTED, NO_LIMITS, PRICED, STOPPED, Limits, OutOfTimeError, Proof, Search, Solution, Status
 from ..wide.solve_reduced import reducible
 from .counted import count_within
 from .narrowing import narrowed
@@ -93,13 +93,14 @@ class Decomposed:
         if isinstance(best, Solution):
             return best
         try:
-            if best.bound >= search.ceiling:
-                self.prove(search, search.network, best.price)
-            if not search.done:
+            if best.bound < search.ceiling:
+                self._dive(circuit, best, search)
+            if best.bound < search.ceiling:
                 return self._close(circuit, best, search)
+            self.prove(search, search.network, best.price)
         except TooWideError:
             return self.part_solver.whole(search)
-        return search.finish(self._words(search))
+        return search.finish(self._words(search)) if search.done else self._instead(search)
 
     def _priced(self, circuit: Circuit, search: Search) -> Price | Solution:
         """The best price, with its solutions offered; or the answer, if no backend is needed for it."""
@@ -120,18 +121,34 @@ class Decomposed:
         search.raise_bound(inner.bound - claimed)  # that no solution costs as little is for the backend to prove
         return best
 
-    def _close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
-        """Solve a network whose capacities bind, given the best price."""
+    def _dive(self, circuit: Circuit, best: Price, search: Search) -> None:
+        """Offer what label lists find above the bound of the best price in a short time."""
         seconds = min(search.left, max(_MOMENT, _DIVE * search.left))
         dive = Search(search.network, replace(search.limits, progress=None, seconds=seconds), self.name)
         with suppress(OutOfTimeError):  # what the lists prove is left for the backend
             close_by_labels(circuit, best, dive, _FEW_LABELS)
         if dive.assignment is not None:
             search.offer(dive.assignment)
+        if (
+            search.objective is not None and search.bound >= search.objective
+        ):  # the price is tight: as if it were claimed
+            search.bound = search.objective - 1
+
+    def _close(self, circuit: Circuit, best: Price, search: Search) -> Solution:
+        """Solve a network whose capacities bind, given the best price."""
         count = partial(count_within, circuit, best, search, self.part_solver.count)
         answer = search_within(circuit, best, search, count, ("counting", self.part_solver.title))
         unfinished = not (search.done or answer.status is Status.INFEASIBLE)
         return self.part_solver.whole(search) if unfinished else answer
+
+    def _instead(self, search: Search) -> Solution:
+        """Solve the whole network where the backend has not finished the parts: reduction may."""
+        proof, words, search.proof = search.proof, self._words(search), None
+        answer = self.part_solver.whole(search)
+        if search.done or answer.words == INTERRUPTED:
+            return answer
+        search.proof = proof
+        return search.finish(words)
 
     @staticmethod
     def _to_prove(search: Search) -> int | None:
