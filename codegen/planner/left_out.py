@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from ...formulation.bundles.branch_selection import leaves_out
+from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
 from ...formulation.special import special_strategy
 from ...formulation.strategies.strategy import rows
+from ...formulation.strategies.tensor_classes import classes
+from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries
 from ...model.options import times
 from ...solvers.search.planning_problem import PlanningProblem
@@ -93,6 +96,15 @@ def _rest(
         yield "parallel branches"
     elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
         yield "some parallel branches of rewritten graphs"
+    if problem.space.modes != ("none",) and _has_rewritten_segments(problem):
+        yield "recomputation of rewritten layers"
+
+
+def _has_rewritten_segments(problem: PlanningProblem) -> bool:
+    """True if the captured graph has segments that alternatives keep from being recomputed."""
+    graph = problem.pcg
+    recomputed = recomputable_segments(graph, classes(graph))
+    return problem.plain is not None and len(recomputed) < len(segments(problem.plain))
 
 
 def _unoffered(problem: PlanningProblem, among: ConfigurationSpace | None) -> Iterator[str]:
