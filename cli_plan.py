@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
 from .codegen.report.terminal import print_either, print_json, progress_shown, words_to_stderr
-from .formulation.rewriting.saturation_limits import SaturationLimits
+from .formulation.rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError, PartitaError
 from .model.machine.machine_choice import MachineChoice
@@ -93,6 +93,8 @@ def plan(
     rewritten = ALL if rewrite == ALL else bool(rewrite)
     machine = MachineChoice(**chosen(MachineChoice, options))
     saturation = SaturationLimits(**chosen(SaturationLimits, options))
+    if saturation != DEFAULT_LIMITS and not (rules or rewritten):
+        raise PartitaError("--rewrite-rounds, -nodes and -alpha limit rewriting; give --rewrite or --rules too")
     space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewritten), saturation=saturation)
     files = Files(**chosen(Files, options))
     budget = Budget(**chosen(Budget, options), store=store_in("none" if files.no_cache else files.cache))

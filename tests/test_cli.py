@@ -300,7 +300,7 @@ def test_an_unwritable_output_is_refused_before_the_search(
         "plan gpt2 --machine cpu --time-limit nan",
         "plan gpt2 --machine cpu --fix a",
         "plan gpt2 --machine cpu --no-such-option",
-        "plan",
+        "plan gpt2 --machine cpu --rewrite-alpha 2",
         "plan --rewrite all",
         "verify",
         "verify plan --level clouds",
