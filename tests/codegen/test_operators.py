@@ -84,7 +84,7 @@ def test_every_row(op: str, judge: Judge, force: Force) -> None:
                 judge(plan)
                 done.add((id(build), number))
                 break
-        for sizes in ((2, 2), (2, 3), (3, 2)):
+        for sizes in ((2, 2), (3, 2)):
             judge(force(graph, sizes, rng, None, rng.choice(counts), "adam"))
         missing = [kinds(found[n]) for n in range(len(found)) if (id(build), n) not in done]
         assert not missing, f"{op}: rows {missing} were not run"

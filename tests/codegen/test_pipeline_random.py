@@ -27,7 +27,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     [
         ("mlp", 4, (1,), 6, "1f1b"),
         ("mlp", 2, (2,), 2, "interleaved"),
-        ("gpt2", 4, (2, 2), 4, "recomputed"),
+        ("gpt2", 4, (2,), 4, "recomputed"),
         ("gpt2", 2, (3,), 4, "interleaved"),
         ("llama-7b", 2, (3,), 3, "gpipe"),
         ("bert-large", 3, (2, 2), 6, "1f1b"),

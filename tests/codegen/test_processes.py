@@ -23,7 +23,7 @@ from . import test_ring as rings
 from . import test_spread as spread
 from .pipelines import at_random, captured
 
-FAMILIES = ("xdl", "candle-uno")
+FAMILIES = ("xdl",)
 
 
 def planned(name: str) -> Plan:

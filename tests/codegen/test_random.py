@@ -328,7 +328,7 @@ def check(rng: random.Random, judge: Judge) -> None:
 
 
 @settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
@@ -337,7 +337,7 @@ def test_a_random_graph_trains_as_planned(judge: Judge, rng: random.Random) -> N
     check(rng, judge)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_a_random_plan_of_a_random_graph(judge: Judge, force: Callable[..., Any], rng: random.Random) -> None:
     """No search: any strategy, storage and shared layout, micro-batches and precision."""

@@ -117,7 +117,7 @@ def test_algorithms_1_and_2_on_gpt_and_mbart_on_4_and_8_ranks(
 
 
 def test_plans_on_processes(tmp_path: Path) -> None:
-    names = ("chimera", "three_f_one_b", "interlaced", "zero3")
+    names = ("chimera", "zero3")
     for verdict in run([judged(name, tmp_path) for name in names], "pool"):
         holds(verdict)
 

@@ -132,8 +132,9 @@ def raises(error: Exception) -> Callable[..., None]:
     return programs
 
 
-@pytest.mark.parametrize("pair_use", [False, True], ids=["plain", "pair use"])
-@pytest.mark.parametrize("programs", [hangs, raises(MemoryError())], ids=["hang", "break off"])
+@pytest.mark.parametrize(
+    ("programs", "pair_use"), [(hangs, False), (raises(MemoryError()), True)], ids=["hang", "break off, pair use"]
+)
 def test_where_programs_fail_the_others_answer(
     programs: Callable[..., None], pair_use: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,14 +195,10 @@ PLAIN = ("none",)
     ("name", "levels", "memory", "counts", "modes", "pipelines_only", "expected", "schedule"),
     [
         ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 1, 2), "1f1b"),
-        ("short", (4,), 14 * MIB, (4, 8), MODES, True, (0, 1, 2), "1f1b"),
         ("short", (2,), 16 * MIB, (8,), MODES, False, (), "1f1b"),
         ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3), "1f1b"),
-        ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 2), "2bw"),
         ("short", (4,), 20 * MIB, (1, 4), MODES, True, (0, 1, 2), "2bw"),
-        ("tied", (4,), 18 * MIB, (8,), MODES, True, (0, 2, 3), "2bw"),
         ("short", (2, 2), 22 * MIB, (8,), MODES, True, (0, 1, 2), "zero-bubble"),
-        ("short", (4,), 22 * MIB, (2, 8), MODES, True, (0, 1, 2), "zero-bubble"),
         ("tied", (4,), 16 * MIB, (8,), MODES, True, (0, 2, 3), "zero-bubble"),
     ],
 )
