@@ -48,10 +48,12 @@ def graph(name: str) -> PCG:
     return capture(module, inputs, batch=BATCH)
 
 
-def cases(meshes: tuple[tuple[int, ...], ...], few: tuple[tuple[int, ...], ...], turns: int) -> list[Any]:
+def cases(
+    meshes: tuple[tuple[int, ...], ...], few: tuple[tuple[int, ...], ...], turns: int, first: int = 1
+) -> list[Any]:
     """Every family with every `turns`-th mesh: each begins at another one than the family before it."""
     found = []
-    for number, name in enumerate(TWINS, 1):  # from 1, as mixtral's search takes a minute on three axes
+    for number, name in enumerate(TWINS, first):
         own = few if name.startswith(LARGE) else meshes
         found += [(name, mesh) for mesh in own[number % min(turns, len(own)) :: turns]]
     return [pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}") for name, mesh in found]
@@ -126,7 +128,8 @@ def same(plan: Plan) -> None:
     assert verdict["tolerance"] == 1e-9
 
 
-@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=4))
+# From the third mesh, as mixtral's search on three axes takes minutes and 10 GB of memory.
+@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=4, first=3))
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     judged(planned(name, slow(mesh), mesh))
 
