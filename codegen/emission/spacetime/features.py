@@ -133,6 +133,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     ),
     section("Weights, under their names in the original module."),
     Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
+    Feature("spacetime/initialize.jinja", lambda _: {}),
     section("Training."),
     Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),

@@ -142,13 +142,17 @@ def _pipeline_imports(e: Emission) -> list[str]:
     return ["from torch.autograd.graph import GradientEdge"] if e.pipeline and e.pipeline["split"] else []
 
 
+def _initialize(e: Emission) -> Context:
+    storage = e.storage
+    return {"joined": storage.joined, "cut": storage.cut, "running": storage.running}
+
+
 def _checkpoint(e: Emission) -> Context:
     storage = e.storage
     return {
         "aliases": e.plan.graph.aliases,
         "joined": storage.joined,
         "cut": storage.cut,
-        "running": storage.running,
         "pipeline": e.pipeline,
     }
 
@@ -243,6 +247,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("classes.jinja", _classes, constants=lambda e: [*value_lines(e.used), *_spread_tables(e)]),
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
     section("Weights, under their names in the original module."),
+    Feature("initialize.jinja", _initialize),
     Feature("checkpoint.jinja", _checkpoint),
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
