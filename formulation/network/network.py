@@ -12,7 +12,7 @@ they use. Transient use e(z, ...) comes on top, but only that of the switch with
     Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -91,6 +91,16 @@ class Switch:
     def has_extra(self) -> bool:
         """True if it has transient use."""
         return any(t[2] is not None and t[2].any() for t in (*self.variables.values(), *self.edges.values()))
+
+    def scope(self, edges: Sequence["Edge"]) -> tuple[int, ...]:
+        """The mode, the variables that it decides on, and the ends of the edges; `edges` are the network's."""
+        ends = (v for k in self.edges for v in (edges[k].u, edges[k].v))
+        return tuple(dict.fromkeys((self.variable, *self.variables, *ends)))
+
+    def with_tables(self, changed: Callable[[SwitchTables], SwitchTables]) -> "Switch":
+        """The same switch with other tables."""
+        variables, edges = ({k: changed(t) for k, t in of.items()} for of in (self.variables, self.edges))
+        return Switch(self.variable, variables, edges)
 
 
 class CostTerm(NamedTuple):

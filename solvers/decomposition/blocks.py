@@ -36,8 +36,7 @@ def split(network: Network, few: int = FEW, many: int = MANY) -> tuple[Part, ...
             near[v].update(term.scope)
     for s in network.switches:
         # What it decides may share nothing but its mode: each joins the next two, so that no cut divides them.
-        ends = (v for k in s.edges for v in (network.edges[k].u, network.edges[k].v))
-        row = list(dict.fromkeys((s.variable, *s.variables, *ends)))
+        row = s.scope(network.edges)
         for u, v in (*pairwise(row), *zip(row, row[2:], strict=False)):
             near[u].add(v)
             near[v].add(u)

@@ -129,9 +129,8 @@ class Decomposed:
             close_by_labels(circuit, best, dive, _FEW_LABELS)
         if dive.assignment is not None:
             search.offer(dive.assignment)
-        if (
-            search.objective is not None and search.bound >= search.objective
-        ):  # the price is tight: as if it were claimed
+        # A tight price proves the solution without any search: leave the proof to the backend.
+        if search.objective is not None and search.bound >= search.objective:
             search.bound = search.objective - 1
 
     def _close(self, circuit: Circuit, best: Price, search: Search) -> Solution:

@@ -70,14 +70,7 @@ def priced(network: Network, price: Sequence[float]) -> Network:
             network,
             variables=tuple(replace(v, cost=table(v.cost, v.use)) for v in network.variables),
             edges=tuple(replace(e, cost=table(e.cost, e.use)) for e in network.edges),
-            switches=tuple(
-                Switch(
-                    s.variable,
-                    {v: of_switch(t) for v, t in s.variables.items()},
-                    {k: of_switch(t) for k, t in s.edges.items()},
-                )
-                for s in network.switches
-            ),
+            switches=tuple(s.with_tables(of_switch) for s in network.switches),
             constant=network.constant - int(np.ceil(paid)),
         )
     )
@@ -85,14 +78,7 @@ def priced(network: Network, price: Sequence[float]) -> Network:
 
 def _without_use(network: Network) -> Network:
     """The network without capacities and what is used of them."""
-    switches = tuple(
-        Switch(
-            s.variable,
-            {v: (t[0], None, None) for v, t in s.variables.items()},
-            {k: (t[0], None, None) for k, t in s.edges.items()},
-        )
-        for s in network.switches
-    )
+    switches = tuple(s.with_tables(lambda tables: (tables[0], None, None)) for s in network.switches)
     variables = tuple(Variable(v.name, v.cost, np.zeros((len(v.cost), 0), np.int64)) for v in network.variables)
     edges = tuple(Edge(e.u, e.v, e.cost) for e in network.edges)
     return replace(network, variables=variables, edges=edges, capacities=(), switches=switches)
@@ -229,16 +215,13 @@ def _contents(network: Network, parts: Sequence[Part]) -> Iterator[_Content]:
     decided = {v for s in network.switches for v in s.variables}
     of_edge = {k: s for s in network.switches for k in s.edges}
     for switch in network.switches:
-        ends = (v for k in switch.edges for v in (network.edges[k].u, network.edges[k].v))
-        home((switch.variable, *switch.variables, *ends)).switches.append(switch)
+        home(switch.scope(network.edges)).switches.append(switch)
     for v in range(len(network.variables)):
         if v not in decided:
             home((v,)).variables.append(v)
     for k, e in enumerate(network.edges):
         if k in of_edge:
-            s = of_edge[k]
-            ends = (v for j in s.edges for v in (network.edges[j].u, network.edges[j].v))
-            home((s.variable, *s.variables, *ends)).edges.append(k)
+            home(of_edge[k].scope(network.edges)).edges.append(k)
         else:
             home((e.u, e.v)).edges.append(k)
     yield from found
