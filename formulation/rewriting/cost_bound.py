@@ -15,7 +15,7 @@ from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
-from ...model.machine.roofline import backward_factor
+from ...model.machine.roofline import backward_factor, passes_ns
 from ...model.operators.operator import operator
 from ...model.operators.sharded import Shape
 from .egraph import EClass, ENode
@@ -37,13 +37,9 @@ def kernel_cost(machine: Machine, dtype: str) -> KernelCost:
         entry = None if node.op in SOURCES else operator(node.op)
         if entry is None or not entry.passes:
             return 0.0
-        work = entry.work(node, sources)
         moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.passes
-        time = max(work / rate, moved / bandwidth) * 1e9 + device.launch_ns
-        if node.gradient:
-            again = work * backward_factor(node, sources, entry.matmul)
-            time += max(again / rate, 2 * moved / bandwidth) * 1e9 + device.launch_ns
-        return time
+        factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
+        return sum(passes_ns(entry.work(node, sources) / rate, moved / bandwidth, factor, device.launch_ns))
 
     return cost
 

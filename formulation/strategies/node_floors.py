@@ -10,7 +10,7 @@ from ...model.graph.boundaries import stage_local
 from ...model.graph.pcg import PCG, SOURCES, form_of
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
-from ...model.machine.roofline import backward_factor
+from ...model.machine.roofline import backward_factor, passes_ns
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
 from .alternatives import Alternatives
@@ -67,9 +67,8 @@ def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Pre
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
     work, moved = entry.work(node, sources) / count / flops, traffic * entry.passes / count / bandwidth
     launch = 0.0 if parallel else device.launch_ns
-    forward, backward = max(work, moved) * 1e9 + launch, 0.0
-    if node.gradient:
-        backward = max(work * backward_factor(node, sources, entry.matmul), 2 * moved) * 1e9 + launch
+    factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
+    forward, backward = passes_ns(work, moved, factor, launch)
     inward = backward / 2 if entry.matmul and trains(pcg, index) else backward
     exact = (forward + backward, *((0.0, 0.0, 0.0) if parallel else (forward, backward, inward)))
     return Floor(*(int(time * (1 - 1e-9)) for time in exact))

@@ -44,3 +44,13 @@ def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float
     if node.op == "attention":
         return 2.5
     return float(sum(i.gradient for i in inputs)) if matmul else 1.0
+
+
+def passes_ns(work_s: float, traffic_s: float, factor: float | None, launch_ns: float) -> tuple[float, float]:
+    """Times of a node's kernels forward and backward, before rounding.
+
+    `work_s`, `traffic_s`: seconds of the forward's arithmetic and memory traffic alone. The backward has `factor` times
+    the arithmetic and twice the traffic; None: there is no backward.
+    """
+    forward = max(work_s, traffic_s) * 1e9 + launch_ns
+    return forward, 0.0 if factor is None else max(work_s * factor, 2 * traffic_s) * 1e9 + launch_ns
