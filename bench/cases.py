@@ -1,5 +1,6 @@
 """The cases of a benchmark, chosen by name; models of the zoo captured and planned for them."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
@@ -46,6 +47,22 @@ def each(
             yield case
 
     return announced()
+
+
+def measured(
+    cases: Iterable[T],
+    only: Sequence[str],
+    tell: Tell,
+    measure: Callable[[T], Row],
+    name: Callable[[T], str] = _NAME,
+    what: str = "case",
+) -> list[Row]:
+    """A row for each of the chosen cases; what one leaves behind does not weigh on the next."""
+    rows = []
+    for case in each(cases, only, tell, name, what):
+        rows.append(measure(case))
+        gc.collect()
+    return rows
 
 
 def captured(

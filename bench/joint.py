@@ -6,7 +6,6 @@ one device with its share of the batch, as TASO (SOSP 2019) would choose it, how
 other two, so a joint plan that is worse is an error of ours, and its row says so.
 """
 
-import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
 from ..solvers.budget import Budget
-from .cases import Row, Tell, captured, each, plan_of_one_stage, seconds_of
+from .cases import Row, Tell, captured, measured, plan_of_one_stage, seconds_of
 
 MODELS = ("mlp", "xdl", "dlrm", "candle-uno", "bert-large", "resnext-50", "inception-v3")
 SECONDS = 300.0
@@ -75,11 +74,7 @@ SMALL = tuple(Case(model, 1, small=True) for model in ("mlp", "dlrm", "candle-un
 
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every case three times; seconds are those of the joint plan, gaps fractions."""
-    rows = []
-    for case in each(SMALL if small else CASES, only, tell):
-        rows.append(measure(case))
-        gc.collect()
-    return rows
+    return measured(SMALL if small else CASES, only, tell, measure)
 
 
 def measure(case: Case) -> Row:

@@ -5,7 +5,6 @@ alone, then by all for a step that beats the first, both under one bound. `match
 `taken` those that made an alternative of the final plan, each counted once in all its forms.
 """
 
-import gc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from ..formulation.search_space import SearchSpace
 from ..formulation.substitution.rule_file import basis
 from ..model.machine.machine import Machine
 from ..solvers.budget import Budget
-from .cases import Row, Tell, captured, each, plan_of_one_stage
+from .cases import Row, Tell, captured, measured, plan_of_one_stage
 from .joint import MODELS, SECONDS, Case
 
 CASES = tuple(Case(model, 1) for model in MODELS)
@@ -25,11 +24,7 @@ SMALL = tuple(Case(model, 1, small=True) for model in MODELS)
 
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every model by hand-written and by all rules; steps in ms, seconds of both searches."""
-    rows = []
-    for case in each(SMALL if small else CASES, only, tell):
-        rows.append(measure(case))
-        gc.collect()
-    return rows
+    return measured(SMALL if small else CASES, only, tell, measure)
 
 
 def measure(case: Case) -> Row:

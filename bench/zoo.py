@@ -4,7 +4,6 @@ Four nodes: 24 GPUs of Summit, 32 elsewhere. A model that does not fit at any sp
 much memory is missing. The search runs until the gap is 0 or the time is up.
 """
 
-import gc
 import time
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from ..model.machine.machine import Machine
 from ..model.training import Training
 from ..model.zoo import build, entry, zoo
 from ..solvers.budget import Budget
-from .cases import GIB, Row, Tell, each, plan_of_one_stage, seconds_of
+from .cases import GIB, Row, Tell, measured, plan_of_one_stage, seconds_of
 
 NODES = 4
 LONG = dict.fromkeys(("gpt3-1.3b", "gpt3-2.6b", "gpt3-6.7b", "gpt3-15b"), 16384)
@@ -28,11 +27,7 @@ AFTER = 0.25
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """Plan every model; seconds are wall time, `gap` a fraction."""
     every = [*((name, None) for name in zoo()), *(() if small else LONG.items())]
-    rows = []
-    for name, sequence in each(every, only, tell, lambda case: case[0], "model"):
-        rows.append(measure(name, small, sequence))
-        gc.collect()  # the graphs of one model are not to weigh on the next
-    return rows
+    return measured(every, only, tell, lambda case: measure(case[0], small, case[1]), lambda case: case[0], "model")
 
 
 def measure(name: str, small: bool, sequence: int | None = None) -> Row:
