@@ -253,6 +253,8 @@ def named(plan: Plan, phrase: str) -> bool:
             return bool(plan.report.get("rewritten")) and "bundles" in plan.report
         case ["offload"]:
             return offloaded
+        case ["recomputation", "of", "rewritten", *_]:
+            return bool(plan.report.get("rewritten")) and any(stage.recompute for stage in plan.stages)
         case [strategy, "where", *_]:
             return strategy.removesuffix("s") in _specials(plan)
     return False
