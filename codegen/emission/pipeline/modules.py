@@ -64,21 +64,11 @@ class StageModules(ModelClasses):
             taken.add(found[index])
         return found
 
-    def _body(
-        self,
-        own: frozenset[int],
-        weights: dict[int, str],
-        divisors: dict[int, str],
-        inputs: bool = True,
-        plan: Plan | None = None,
-    ) -> FunctionBody:
-        body = super()._body(own, weights, divisors, inputs, plan)
-        if inputs:
-            given, body.arguments = body.arguments, {}
-            for index, name in self.handed.items():
-                body.received(index, name)
-            body.arguments |= given
-        return body
+    def _inputs(self, body: FunctionBody) -> None:
+        """First what the stage before hands over, then the graph's inputs."""
+        for index, name in self.handed.items():
+            body.received(index, name)
+        super()._inputs(body)
 
     def _results(self, body: FunctionBody) -> list[int]:
         """The values sent, in the next stage's layout; of the last stage the loss."""

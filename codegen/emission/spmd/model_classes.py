@@ -174,11 +174,16 @@ class ModelClasses(Constructors):
             divisors=divisors,
             roles=self.roles,
         )
-        for i in self.plan.graph.of("input") if inputs else ():
+        if inputs:
+            self._inputs(body)
+        return body
+
+    def _inputs(self, body: FunctionBody) -> None:
+        """Make the graph's inputs arguments of `forward`."""
+        for i in self.plan.graph.of("input"):
             body.argument(i, argument_name(self.plan, i))
             if self.plan.graph.nodes[i].dtype in FLOATS and self.plan.dtype != "float32":
                 body.cast(i)  # data come in float32
-        return body
 
     def _chain(self, loop: Loop) -> list[str]:
         """Write the classes of a chain of blocks; the lines that build its list."""
