@@ -39,6 +39,9 @@ _NAMED = {
 }  # fmt: skip
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
 _NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
+REMEDY = "use known operators, or allow unknown ones (--allow-unknown), which every rank computes whole"
+"""What helps where an operator has no translation."""
+
 _SILENT = re.compile(r"_assert|sym_|_guard|mark_")
 
 
@@ -173,12 +176,12 @@ class Translation:
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
         self._leaf = name.startswith("torch.nn.modules") and name.rpartition(".")[2] in _NAMED
 
-    def refusal(self, problem: str) -> PartitaError:
+    def refusal(self, problem: str, remedy: str = REMEDY) -> PartitaError:
         """The error for what cannot be captured: names the module, the line and the remedy."""
         assert self._current is not None
         return PartitaError(
-            f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; use "
-            "known operators, or allow unknown ones (--allow-unknown), which every rank computes whole"
+            f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; "
+            f"{remedy}"
         )
 
     def _opaque(self, node: fx.Node, target: str) -> Value:

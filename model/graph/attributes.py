@@ -176,6 +176,9 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "gather": {"dim": _place},
     "topk": {"k": _place, "dim": _place, "largest": _flag},
     "index": {"dim": _place},
+    "scatter_add": {"dim": _place},
+    "scatter": {"dim": _place},
+    "scatter_reduce": {"dim": _place, "reduce": _word("amax", "amin", "prod", "sum"), "include_self": _flag},
     "permute": {"dims": _tuple(_place)},
     "part": {"dim": _place, "of": _place, "number": _place},
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
@@ -203,6 +206,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "binary_cross_entropy": _REDUCTION | _WEIGHTED,
     "binary_cross_entropy_with_logits": _REDUCTION | _WEIGHTED,
     "attention": {"grouped": _flag},
+    "scatter": {"value": _constant},
 }
 
 _ANY: dict[str, Check] = {"atoms": _factors}

@@ -11,6 +11,7 @@ from . import (
     loss,
     normalization,
     reduction,
+    scatter,
     space,
     transfer,
     unknown,
@@ -19,7 +20,7 @@ from . import (
 from .operator import register
 
 _PRODUCTS = (attention, contraction, convolution, embedding)
-_OTHERS = (batch_norm, creation, elementwise, loss, normalization, reduction, space, transfer, unknown, views)
+_OTHERS = (batch_norm, creation, elementwise, loss, normalization, reduction, scatter, space, transfer, unknown, views)
 
 for _family in (*_PRODUCTS, *_OTHERS):
     for _entry in _family.OPERATORS:

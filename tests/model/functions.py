@@ -120,6 +120,24 @@ def indexed(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def scattered(x: Tensor) -> tuple[Tensor, ...]:
+    """Sums, means, extremes and replacements at ids, of entries and of whole rows."""
+    zeros, at = torch.zeros(4, 5, 6, dtype=x.dtype), torch.tensor([4, 0, 4])
+    places = at.view(1, 3, 1).expand_as(x)
+    both = torch.tensor([0, 2]), torch.tensor([1, -1])
+    sums = zeros.scatter_add(1, places, x) + zeros.index_add(1, at, x, alpha=2)
+    means = zeros.scatter_reduce(1, places, x, "mean", include_self=False)
+    means = means + sums.index_reduce(1, at, x, "mean") + sums.index_reduce(1, at, x, "mean", include_self=False)
+    extremes = sums.scatter_reduce(1, places, x, "amax") * sums.index_reduce(1, at, x, "prod", include_self=False)
+    written = sums.index_copy(1, at[:2], x[:, :2]).index_fill(2, at[1:], 0.5)
+    written = written.scatter(2, at.view(1, 1, 3).expand(4, 5, 3), 3)
+    y, z = sums.clone(), x.clone()
+    y[:, both[0], both[1]] = x[:, 0, :2]
+    y[both[0], :, both[1]] += x[0, 0, :5]
+    z[x[..., 0] > 0] = 0.5
+    return sums, means + extremes, written, y, z.masked_scatter(x[..., :1] > 0, x.exp())
+
+
 def ordered(x: Tensor) -> tuple[Tensor, ...]:
     """The largest and where they are; what is broadcast in a look-up stays as narrow as it is."""
     top, where = x.topk(2)
@@ -167,6 +185,7 @@ FUNCTIONS = [
     products,
     looked_up,
     indexed,
+    scattered,
     ordered,
     moved,
     accumulated,

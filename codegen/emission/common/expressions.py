@@ -302,11 +302,17 @@ def _lookup(call: OperatorCall, names: Sequence[str]) -> str:
     return f"{helper}({', '.join(arguments)})" + cast
 
 
+def _scatter_add(call: OperatorCall, names: Sequence[str]) -> str:
+    call.used.helpers.add("scatter_add")
+    return registered(call, names)
+
+
 RULES: dict[str, Rule] = {
     **losses.RULES,
     **regathered_weights.RULES,
     **dict.fromkeys(_HELPERS, _lookup),
     **dict.fromkeys(("conv", "conv_transpose", "group_norm"), _grouped),
+    "scatter_add": _scatter_add,
     "moments": _moments,
     "batch_norm": _batch_norm,
     "local_batch_norm": _local_batch_norm,

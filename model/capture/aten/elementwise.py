@@ -4,6 +4,7 @@ from math import log
 
 from ...graph.dtypes import FLOATS
 from ..translation import A, Index, Rule, T, Value, dtype_name
+from . import data_dependent
 from .folds import batch_mean, rms_norm
 
 
@@ -101,6 +102,8 @@ def _invert(t: T, a: A) -> Value:
 
 
 def _where(t: T, a: A) -> Value:
+    if "self" not in a:
+        return data_dependent.TABLE["nonzero"](t, a)
     dtype = dtype_name(t.like.dtype)
     return t.add("where", a["condition"], t.tensor(a["self"], dtype), t.tensor(a["other"], dtype))
 

@@ -1,5 +1,7 @@
 """Look-ups: embeddings, embedding bags, gather, indexing by integer tensors; topk and searchsorted."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..translation import A, Index, Rule, T, Value, broadcast
@@ -40,7 +42,7 @@ def _embedding_bag(t: T, a: A) -> Value:
     return [t.scale(bag, 1 / size) if mode == "mean" else bag, None, None, None]
 
 
-def _look_up(t: T, op: str, x: Index, ids: Index, **attributes: Any) -> Index:
+def look_up(t: T, op: str, x: Index, ids: Index, **attributes: Any) -> Index:
     """Look truth values up as numbers, since the hits of several ranks are added up."""
     if t.at(x).dtype != "bool":
         return t.add(op, x, ids, **attributes)
@@ -55,10 +57,10 @@ def _gather(t: T, a: A) -> Value:
     dim = a["dim"] % len(t.shape(x))
     for d, size in enumerate(t.shape(ids)):
         x = x if d == dim else t.slice(x, d, 0, size)
-    return _take_along(t, x, _narrow(t, ids, dim), dim)
+    return _take_along(t, x, narrow(t, ids, dim), dim)
 
 
-def _narrow(t: T, ids: Index, dim: int) -> Index:
+def narrow(t: T, ids: Index, dim: int) -> Index:
     """Ids before an expansion along dims other than `dim`, which the operator broadcasts itself."""
     node = t.at(ids)
     source = Index(node.inputs[0]) if node.op == "expand" else ids
@@ -76,7 +78,7 @@ def _along(t: T, a: A) -> Value:
 
 def _take_along(t: T, x: Index, ids: Index, dim: int) -> Index:
     t.limit(ids, t.shape(x)[dim])
-    return _look_up(t, "gather", x, ids, dim=dim)
+    return look_up(t, "gather", x, ids, dim=dim)
 
 
 def _topk(t: T, a: A) -> Value:
@@ -86,7 +88,7 @@ def _topk(t: T, a: A) -> Value:
         return t.no("a tensor without dims")
     dim = a["dim"] % len(t.shape(x))
     indices = t.add("topk", x, like=t.like[1], k=a["k"], dim=dim, largest=a["largest"])
-    return [_look_up(t, "gather", x, indices, like=t.like[0], dim=dim), indices]
+    return [look_up(t, "gather", x, indices, like=t.like[0], dim=dim), indices]
 
 
 def _searchsorted(t: T, a: A) -> Value:
@@ -99,25 +101,56 @@ def _searchsorted(t: T, a: A) -> Value:
     return t.add("searchsorted", rows, values)
 
 
-def _index(t: T, a: A) -> Value:
-    """`x[:, i, j]`: consecutive index tensors become one, into their dims flattened."""
-    x, indices = a["self"], a["indices"]
+@dataclass(frozen=True)
+class Joined:
+    """Several index tensors as one, `ids`, into one dim of `x` made of theirs; `before` and `after`: its other dims."""
+
+    x: Index
+    ids: Index
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def back(self, t: T, y: Index) -> Index:
+        """A tensor like `x` with the dims that the indexed tensor has."""
+        y = t.view(y, (*self.before, *self.sizes, *self.after))
+        return t.permute(y, [self.order.index(d) for d in range(len(self.order))])
+
+
+def joined(t: T, x: Index, indices: Sequence[Index | None]) -> Joined:
+    """Index tensors of some dims of `x`; dims that are not adjacent are moved to the front, as PyTorch does."""
     given = [d for d, i in enumerate(indices) if i is not None]
-    tensors = [indices[d] for d in given]
-    if any(t.at(i).dtype in ("bool", "uint8") for i in tensors):
-        raise t.refusal("indexing by a boolean mask (how much it takes depends on the values; use torch.where)")
+    tensors = [i for i in indices if i is not None]
+    order = tuple(range(len(t.shape(x))))
     if given != list(range(given[0], given[-1] + 1)):
-        return t.no("index tensors with a slice between them; permute the tensor first")
-    dim, shape = given[0], t.shape(x)
-    number, size = _counted(t, tensors[0], shape[dim]), shape[dim]
-    for d, other in zip(given[1:], tensors[1:], strict=True):
-        inner = _counted(t, other, shape[d])
-        both = broadcast(t.shape(number), t.shape(inner))
-        number, size = t.add("add", t.scale(number, shape[d]), inner, shape=both), size * shape[d]
-    return _rows(t, t.view(x, (*shape[:dim], size, *shape[given[-1] + 1 :])), dim, number)
+        order = (*given, *(d for d in order if d not in given))
+        given = list(range(len(given)))
+    x = t.permute(x, order)
+    shape = t.shape(x)
+    sizes = [shape[d] for d in given]
+    ids, size = counted(t, tensors[0], sizes[0]), sizes[0]
+    for other, more in zip(tensors[1:], sizes[1:], strict=True):
+        inner = counted(t, other, more)
+        both = broadcast(t.shape(ids), t.shape(inner))
+        ids, size = t.add("add", t.scale(ids, more), inner, shape=both), size * more
+    before, after = shape[: given[0]], shape[given[-1] + 1 :]
+    return Joined(t.view(x, (*before, size, *after)), ids, before, after, tuple(sizes), order)
 
 
-def _counted(t: T, ids: Index, size: int) -> Index:
+def _index(t: T, a: A) -> Value:
+    """`x[:, i, j]`."""
+    x, indices = a["self"], a["indices"]
+    if any(i is not None and t.at(i).dtype in ("bool", "uint8") for i in indices):
+        raise t.refusal(
+            "indexing by a boolean mask, whose size depends on the data,",
+            "use torch.where(mask, x, 0), and divide by mask.sum() for a mean",
+        )
+    at = joined(t, x, indices)
+    return _rows(t, at.x, len(at.before), at.ids)
+
+
+def counted(t: T, ids: Index, size: int) -> Index:
     """Ids counted from the start of a dim: the size is added to negative ones."""
     t.limit(ids, size)
     node = t.at(ids)
@@ -133,8 +166,8 @@ def _counted(t: T, ids: Index, size: int) -> Index:
 def _rows(t: T, x: Index, dim: int, ids: Index) -> Index:
     """Rows of `x` along `dim`; for a matrix, an embedding."""
     if dim == 0 and len(t.shape(x)) == 2:
-        return _look_up(t, "embedding", x, ids)
-    return _look_up(t, "index", x, ids, dim=dim)
+        return look_up(t, "embedding", x, ids)
+    return look_up(t, "index", x, ids, dim=dim)
 
 
 def _index_select(t: T, a: A) -> Value:
@@ -142,12 +175,12 @@ def _index_select(t: T, a: A) -> Value:
     if not t.shape(x):
         return t.no("a tensor without dims")
     dim = a["dim"] % len(t.shape(x))
-    return _rows(t, x, dim, _counted(t, t.view(ids, (t.at(ids).numel,)), t.shape(x)[dim]))
+    return _rows(t, x, dim, counted(t, t.view(ids, (t.at(ids).numel,)), t.shape(x)[dim]))
 
 
 def _take(t: T, a: A) -> Value:
     x, size = a["self"], t.at(a["self"]).numel
-    return _rows(t, t.view(x, (size,)), 0, _counted(t, a["index"], size))
+    return _rows(t, t.view(x, (size,)), 0, counted(t, a["index"], size))
 
 
 TABLE: dict[str, Rule] = {

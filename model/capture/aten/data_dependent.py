@@ -1,0 +1,29 @@
+"""Operators whose result has a size that depends on the data: refused, each with what to write instead."""
+
+from ..translation import A, Rule, T, Value
+
+
+def _refused(call: str, instead: str) -> Rule:
+    def rule(t: T, a: A) -> Value:
+        raise t.refusal(f"{call}, whose size depends on the data,", instead)
+
+    return rule
+
+
+_POSITIONS = "compute all entries and choose with torch.where(mask, a, b), or take a fixed number with topk"
+
+TABLE: dict[str, Rule] = {
+    "nonzero": _refused("nonzero", _POSITIONS),
+    "nonzero_numpy": _refused("nonzero", _POSITIONS),
+    "argwhere": _refused("argwhere", _POSITIONS),
+    "masked_select": _refused("masked_select", "use torch.where(mask, x, 0), and divide by mask.sum() for a mean"),
+    "bincount": _refused("bincount", "use torch.zeros(n).index_add(0, ids, ones), or one_hot(ids, n).sum(0)"),
+    **dict.fromkeys(
+        ["unique_dim", "_unique", "_unique2", "unique_consecutive", "unique_dim_consecutive"],
+        _refused("unique", "compute it before, and give it as an input"),
+    ),
+    **dict.fromkeys(
+        ["_pack_padded_sequence", "_pad_packed_sequence"],
+        _refused("a packed sequence", "give padded sequences, and mask what is behind their ends"),
+    ),
+}
