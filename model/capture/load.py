@@ -1,4 +1,4 @@
-"""Models by reference: a name of the zoo, or `path/to/file.py:factory`."""
+"""Models by reference: a name of the zoo, `SCHEME:NAME` of an installed package, or `path/to/file.py:factory`."""
 
 import importlib.util
 import inspect
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import PartitaError
+from .references.scheme import SCHEMES, Build
 
 
 def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
@@ -28,15 +29,19 @@ def load_module(
 ) -> tuple[nn.Module, Any]:
     """The module that a reference names, and example inputs (a tuple or a dict).
 
-    A factory takes no arguments, or `small` and `sequence` by name, and returns (module, inputs). It runs with `device`
-    as the default device: on meta weights take no memory, on cpu buffers have values. A factory that fails on meta,
-    since it needs values, runs on the CPU. Raises PartitaError if there is no factory, or it fails, or it returns
-    something else.
+    References of `references.scheme.SCHEMES` need the package of their scheme; on meta their weights take no memory and
+    their buffers have values. A factory takes no arguments, or `small` and `sequence` by name, and returns
+    (module, inputs). It runs with `device` as the default device: on meta weights take no memory, on cpu buffers have
+    values. A factory that fails on meta, since it needs values, runs on the CPU. Raises PartitaError if there is no
+    factory or no such model, or it fails, or returns something else.
     """
     if ":" not in reference and not reference.endswith(".py"):
         from ..zoo import build
 
         return build(reference, small=small, sequence=sequence, device=device)
+    scheme, _, rest = reference.partition(":")
+    if scheme in SCHEMES:
+        return SCHEMES[scheme].load(rest, Build(small, sequence, device))
     path, _, name = reference.rpartition(":")
     if not path or not name.isidentifier():
         raise PartitaError(f"{reference!r}: name the function that builds the model, as in {path or name}:factory")
