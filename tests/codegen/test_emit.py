@@ -144,6 +144,16 @@ def test_formatted_and_without_lint(force: Force, tmp_path: Path, seed: int) -> 
     assert done.returncode == 0, done.stdout
 
 
+def test_depth_of_a_graph_is_not_depth_of_recursion(force: Force) -> None:
+    b = Builder(4)
+    x = b.add("mul", b.input("x", (4, 6)), b.parameter("scale", (6,)), shape=(4, 6), name="scaled")
+    for op in ("sin", "cos", "tanh") * 150:
+        x = b.add(op, x, shape=(4, 6), name=op)
+    graph = b.build(b.add("sum", x, shape=(), dims=(0, 1), keepdim=False, name="loss"))
+    plan = force(graph, (2,), random.Random(0))
+    assert plan.emit().count("torch.sin(") == 150
+
+
 def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
     path, data, out = tmp_path / "program.py", tmp_path / "data.pt", tmp_path / "out.pt"
     plan = megatron(layers(2))

@@ -138,8 +138,37 @@ class FunctionBody(FunctionWriter):
         elif index not in self.own:
             return self.argument(index, self.free(self._value_name(index), set(self.arguments.values()), set()))
         else:
+            for operand in reversed(self._first_operands(index)):
+                self.given(operand)
             self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
         return self._memo[key]
+
+    def _first_operands(self, index: int) -> list[int]:
+        """The chain of nodes that are not computed yet, each the first operand of the one before it, from `index` on.
+
+        They are computed first in any case: from the last to the first, graphs of any depth need no deep recursion.
+        """
+        chain = list[int]()
+        while self._only_operands(index):
+            node, layouts = self.plan.graph.nodes[index], self.plan.choices[index].inputs
+            recorded = not self._unrecorded(index)
+            wanted = zip(node.inputs, layouts, strict=True)
+            index = next((i for i, layout in wanted if (i, layout, recorded) not in self._memo), -1)
+            if (index, "given", True) in self._memo or not self._only_operands(index):
+                break
+            chain.append(index)
+        return chain
+
+    def _only_operands(self, index: int) -> bool:
+        """True if a node's statement needs its operands alone, not those of a loop, a segment or parallel branches."""
+        return (
+            index in self.own
+            and index not in self.calls
+            and index not in self.branches
+            and self.plan.graph.nodes[index].op != "part"
+            and not is_literal(self.plan, index)
+            and not any(index in loop.chain.passes[number][-1].outs for loop, number in self.pending_loops)
+        )
 
     def value(self, index: int, layout: Layout, recorded: bool = True) -> int:
         """A node in the layout that a reader requires; if not `recorded`, converted without gradient."""
