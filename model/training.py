@@ -35,7 +35,7 @@ class Training:
 
     `dtype` is a name of `PRECISIONS`, or several joined by commas, of which the fastest is taken (`each_dtype`).
     `statistics`: what a batch norm normalizes over. `sequence`: tokens in a sample, None for the model's own.
-    `allow_unknown`: operators without rules run unsplit instead of being refused.
+    `allow_unknown`: operators without rules are opaque, instead of being refused.
     PartitaError: a value out of range, an unknown name.
     """
 
@@ -57,7 +57,14 @@ class Training:
         metadata=option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part)."),
     )
     allow_unknown: bool = field(
-        default=False, metadata=option(bool, "Run operators without rules unsplit instead of refusing them.")
+        default=True,
+        metadata=option(
+            bool,
+            "Run operators without rules as PyTorch does, split where that is found to be right (the default), or "
+            "refuse them.",
+            "--allow-unknown/--refuse-unknown",
+            default=None,
+        ),
     )
 
     def __post_init__(self) -> None:

@@ -93,7 +93,7 @@ def optimize(
     time_limit: float | None = None,
     gap: float = 0.0,
     fix: Mapping[str, str] | None = None,
-    allow_unknown: bool = False,
+    allow_unknown: bool = True,
     statistics: str = "batch",
     rewrite: bool | str | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,

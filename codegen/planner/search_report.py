@@ -109,6 +109,7 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
         "recompute": {},
         "strategies": [],
         "unsplit_flops": None,
+        "opaque": [],
         "space": searched["space"],
         "bundles": [],
         "without_bundles": None,

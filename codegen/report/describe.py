@@ -12,6 +12,7 @@ from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
 from ..pricing.axis_groups import axis_groups, steps_text
 from .proof_text import proof_text
+from .unsplit_work import opaque_sentence
 from .words import bytes_text, contents, equal_layers, recompute_text
 
 Row: TypeAlias = tuple[str, str]
@@ -42,6 +43,8 @@ def docstring(plan: Plan) -> str:
         rows.append(("branches", _branches(plan)))
     if plan.recompute:
         rows.append(("recompute", _recompute(plan)))
+    if opaque := opaque_sentence(plan):
+        rows.append(("opaque", opaque))
     return _headed(plan, [*rows, ("batch", _batch_sentence(plan)), ("weights", _weights_sentence(plan))])
 
 

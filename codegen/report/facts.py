@@ -23,6 +23,7 @@ from .describe import mesh_sentence, pipeline_sentence
 from .proof_text import proof_text, space_phrases
 from .strategy_tables import axes_table, operators_table, spread_table, weights_table
 from .tables import Table
+from .unsplit_work import unsplit_table
 from .words import bytes_text, percent, ranges, recompute_text
 
 
@@ -62,7 +63,7 @@ def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:
 
 def _stage_tables(plan: Plan, price: StagePrice) -> tuple[Table, ...]:
     tables = (axes_table(plan), operators_table(plan), weights_table(plan, price), modules_table(plan, price))
-    optional = collectives_table(plan, price), programs_table(plan), spread_table(plan)
+    optional = unsplit_table(plan, price), collectives_table(plan, price), programs_table(plan), spread_table(plan)
     return (*tables, *(table for table in optional if table.rows), memory_table(plan, price))
 
 

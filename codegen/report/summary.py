@@ -5,6 +5,7 @@ from typing import Any
 from ..plan.plan import Plan
 from ..plan.table_spread import places
 from ..pricing.plan_price import plan_price
+from .unsplit_work import opaque_calls
 from .words import contents
 
 
@@ -29,6 +30,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "strategies": _strategies(plan),
         "proof": report.get("proof"),
         "unsplit_flops": report.get("unsplit_flops"),
+        "opaque": opaque_calls(plan),
         "space": report.get("space"),
         "bundles": report.get("bundles", []),
         "without_bundles": report.get("without_bundles"),

@@ -31,6 +31,7 @@ from .aten.batch_norm import stop_counting
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
 from .merged_lookups import merge_lookups
+from .opaque_calls import opaque_call
 from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
 
@@ -217,7 +218,7 @@ def capture(
     inputs: Any,
     *,
     batch: int | None = None,
-    allow_unknown: bool = False,
+    allow_unknown: bool = True,
     statistics: str = "batch",
 ) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
@@ -227,7 +228,8 @@ def capture(
     The loss is the scalar output, or `.loss` of the output; otherwise each floating tensor of the output is projected
     on fixed noise and the sum is the loss. `statistics`: what batch norms in training normalize over (their batch
     counter is left out). Raises PartitaError that names the operator, the module and the line of what has no
-    translation; with `allow_unknown` such operators are computed whole on every rank.
+    translation; with `allow_unknown` a pure operator without one is opaque: it is split along the dims in which it is
+    found to be independent, by running it on small tensors, and whole along the others.
     """
     if not isinstance(module, nn.Module):
         raise PartitaError(f"capture needs a torch.nn.Module, not {type(module).__name__}")
@@ -261,7 +263,8 @@ def _captured(
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
     program, scalar = _export(module, inputs, batch, layers)
     builder = Builder(batch)
-    translation = (Repeating if layers else Translation)(TABLE, builder, allow_unknown, statistics)
+    unknown = opaque_call if allow_unknown else None
+    translation = (Repeating if layers else Translation)(TABLE, builder, unknown, statistics)
     sources = _sources(program, builder, module, inputs)
     translation.least = _least(builder, module)
     results = translation.run(program.graph, sources)

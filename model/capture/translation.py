@@ -16,7 +16,7 @@ from torch import fx
 from ..errors import PartitaError
 from ..graph.builder import Builder
 from ..graph.dtypes import FLOATS
-from ..graph.pcg import Attribute, Node
+from ..graph.pcg import Node
 from ..operators.operator import capturing
 
 
@@ -39,7 +39,7 @@ _NAMED = {
 }  # fmt: skip
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
 _NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
-REMEDY = "use known operators, or allow unknown ones (--allow-unknown), which every rank computes whole"
+REMEDY = "use known operators"
 """What helps where an operator has no translation."""
 
 _SILENT = re.compile(r"_assert|sym_|_guard|mark_")
@@ -70,11 +70,11 @@ class Translation:
     """Translates fx nodes one by one into `builder`; `values` holds their translations."""
 
     def __init__(
-        self, table: dict[str, Rule], builder: Builder, allow_unknown: bool, statistics: str = "batch"
+        self, table: dict[str, Rule], builder: Builder, unknown: "Fallback | None" = None, statistics: str = "batch"
     ) -> None:
         self.table = table
         self.builder = builder
-        self.allow_unknown = allow_unknown
+        self.unknown = unknown  # translates calls that have no rule; None: they are refused
         self.statistics = statistics  # what batch norms normalize over
         self.sites = 0  # dropout calls so far
         self.gradient = True  # False inside torch.no_grad
@@ -136,10 +136,10 @@ class Translation:
         result = rule(self, arguments) if rule else self._registered(target, arguments)
         if result is not None:
             return result
-        if not self.allow_unknown or target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        if self.unknown is None:
             reason = self._reason or (f"no translation for {arguments}" if rule else "no translation")
-            raise self.refusal(f"operator {target} ({reason})")
-        return self._opaque(node, str(target))
+            raise self.refusal(f"operator {target} ({reason})", f"{REMEDY}, or allow unknown ones (--allow-unknown)")
+        return self.unknown(self, node, target)
 
     def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
         """The registered operator whose entry names this ATen operator (`captures`)."""
@@ -183,32 +183,6 @@ class Translation:
             f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; "
             f"{remedy}"
         )
-
-    def _opaque(self, node: fx.Node, target: str) -> Value:
-        """An unknown operator: whole inputs, whole outputs, and the call in its attributes."""
-        inputs: list[int] = []
-
-        def encode(argument: Any) -> Attribute:
-            if isinstance(argument, fx.Node):
-                inputs.append(self.values[argument])
-                return ("@", len(inputs) - 1)
-            if isinstance(argument, list | tuple):
-                return ("list", *map(encode, argument))
-            if isinstance(argument, torch.dtype):
-                return ("dtype", dtype_name(argument))
-            if argument is None or isinstance(argument, bool | int | float | str):
-                return argument
-            raise self.refusal(f"operator {target} with argument {argument!r}")
-
-        call = tuple(("", encode(a)) for a in node.args)
-        call += tuple((k, encode(a)) for k, a in node.kwargs.items() if k not in ("device", "pin_memory", "layout"))
-        value = node.meta["val"]
-        several = isinstance(value, list | tuple)
-        made = [
-            self.add("opaque", *inputs, like=v, target=target, arguments=call, output=i if several else None)
-            for i, v in enumerate(value if several else [value])
-        ]
-        return made if several else made[0]
 
     # -- building -----------------------------------------------------------------------------------------------
 
@@ -351,6 +325,9 @@ T: TypeAlias = Translation
 
 A: TypeAlias = dict[str, Any]
 """The arguments of an ATen call by name."""
+
+Fallback: TypeAlias = Callable[[T, fx.Node, Any], Value]
+"""Translates a call of an operator that has no rule."""
 
 
 def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, TypeAlias
 
 from ..operators.operator import operator
+from ..operators.unknown import MEMORY_FORMATS, is_call_notation, is_target
 from .dtypes import ITEMSIZE
 from .pcg import SOURCES, Node, is_name
 
@@ -26,6 +28,10 @@ def _few(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return _whole(value) or isinstance(value, float)
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) and isfinite(value) and value >= 0
 
 
 def _flag(value: Any) -> bool:
@@ -56,16 +62,14 @@ def _equation(value: Any) -> bool:
     return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z]*(,[A-Za-z]*)?->[A-Za-z]*", value))
 
 
-def _target(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", value, re.ASCII))
-
-
 def _argument(value: Any) -> bool:
     """As `translate` encodes it: numbers and words, or tagged tuples of inputs, dtypes and lists."""
     if isinstance(value, tuple) and value[:1] == ("@",):
         return len(value) == 2 and _place(value[1])
     if isinstance(value, tuple) and value[:1] == ("dtype",):
         return len(value) == 2 and value[1] in ITEMSIZE
+    if isinstance(value, tuple) and value[:1] == ("memory_format",):
+        return len(value) == 2 and value[1] in MEMORY_FORMATS
     if isinstance(value, tuple):
         return value[:1] == ("list",) and all(map(_argument, value[1:]))
     return value is None or _constant(value) or (isinstance(value, str) and value.isidentifier())
@@ -186,7 +190,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "projection": {"site": _place},
     "receive": {"peer": is_name},
     "send": {"peer": is_name},
-    "opaque": {"target": _target, "arguments": _arguments, "output": _or_none(_place)},
+    "opaque": {"target": is_target, "arguments": _arguments, "output": _or_none(_place)},
 }
 OPTIONAL: dict[str, dict[str, Check]] = {
     "embedding": {"sparse": _flag},
@@ -207,6 +211,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "binary_cross_entropy_with_logits": _REDUCTION | _WEIGHTED,
     "attention": {"grouped": _flag},
     "scatter": {"value": _constant},
+    "opaque": {"notation": is_call_notation, "intensity": _amount},
 }
 
 _ANY: dict[str, Check] = {"atoms": _factors}

@@ -21,7 +21,7 @@ Samples = tuple[tuple[int, ...], ...]
 MANY = 1009
 """Samples at which a single-sample graph is analysed: a prime, so that no other dim shares a factor with it."""
 
-_FIXED = ("arange", "constant", "opaque", "parameter", "buffer")  # their shapes follow from more than the batch
+_FIXED = ("arange", "constant", "parameter", "buffer")  # their shapes follow from more than the batch
 
 
 def origin(pcg: PCG) -> PCG:
@@ -82,6 +82,8 @@ def _bound(pcg: PCG, index: int, samples: Sequence[Sequence[int]]) -> bool:
         own = {d for d, names in enumerate(notation.output) if set(names.split()) & set(made)} - set(samples[index])
         for access in factor.arguments if isinstance(factor, Call) else (factor,):
             read = [access.indices[d] for d in samples[numbers[access.operand]]]
+            if node.op == "opaque" and WHOLE in read:  # its arguments may be sizes
+                return True
             if any(name.startswith("@") or (WHOLE in name.split() and (own or " " in name)) for name in read):
                 return True
     return False

@@ -24,8 +24,8 @@ Entries: TypeAlias = Mapping[int, Sequence[int]]
 """Index in a list of layers -> the nodes in that entry."""
 
 LIST_INDEX = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
-_ONCE = ("opaque", "receive", "send", *LOSSES)
-"""Operators that must not run twice: those that may differ the second time, transfers and losses."""
+_ONCE = ("receive", "send", *LOSSES)
+"""Operators that must not run twice: transfers and losses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,63 @@
-"""Opaque operators: every rank computes the whole result from whole inputs."""
+"""Opaque operators: calls that nothing is known of but what capture found by running them.
+
+`notation`: along which dims a call is independent (`model/capture/independence.py`); without it every rank computes the
+whole result from whole inputs. `intensity`: FLOPs for every element read or written, where they are not one.
+"""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..graph.notation import Call, parse
 from ..graph.pcg import Node
+from .keywords import literal
 from .operator import Operator
 
+MOST_INPUTS = 64
+"""Most tensors that a call may read: what each keeps for backward has a name of its own."""
 
-def _whole(node: Node, inputs: tuple[Node, ...]) -> str:
-    if not re.fullmatch(r"[a-z_]\w*(\.\w+)+", node["target"], re.ASCII | re.IGNORECASE):
-        raise ValueError(f"{node['target']!r} is not an operator")
-    if any(i >= len(inputs) for _, value in node["arguments"] for i in _numbers(value)):
-        raise ValueError(f"the call reads more than its {len(inputs)} inputs")
-    arguments = ", ".join(f"x{i}[{', '.join(':' * len(source.shape))}]" for i, source in enumerate(inputs))
-    names = ", ".join(f"d{d}" for d in range(len(node.shape)))
+MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+
+
+def is_target(text: Any) -> bool:
+    """True for the name of a library's operator, such as `aten.logcumsumexp.default`."""
+    return isinstance(text, str) and bool(re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", text, re.ASCII))
+
+
+def is_call_notation(text: Any) -> bool:
+    """True for a line that says of one opaque call what it reads, and in which dims it is independent."""
+    if not isinstance(text, str) or len(text) > 10_000:
+        return False
+    try:
+        notation = parse(text)
+    except (ValueError, IndexError):
+        return False
+    return len(notation.terms) == 1 and all(isinstance(f, Call) for f in notation.terms[0].factors)
+
+
+def whole_notation(ranks: Sequence[int], rank: int) -> str:
+    """The notation of a call that is independent along no dim; `ranks` of the inputs, `rank` of the output."""
+    arguments = ", ".join(f"x{i}[{', '.join(':' * given)}]" for i, given in enumerate(ranks))
+    names = ", ".join(f"d{d}" for d in range(rank))
     return f"y[{names}] = f({arguments})[{names}]"
+
+
+def call_text(target: str, arguments: Sequence[Any], names: Sequence[str]) -> str:
+    """Python source of a call, with these names for the tensors that it reads. Raises ValueError if it is malformed."""
+    if not is_target(target):
+        raise ValueError(f"{target!r} is not an operator")
+    if any(i >= len(names) for _, value in arguments for i in _numbers(value)):
+        raise ValueError(f"the call reads more than its {len(names)} inputs")
+    call = [(key, _source(value, names)) for key, value in arguments]
+    given = ", ".join(f"{key}={text}" if key.isidentifier() else text for key, text in call)
+    return f"torch.ops.{target}({given})"
+
+
+def constants_in(value: Any) -> list[float]:
+    """The numbers among the arguments of a call, as capture encoded them."""
+    if isinstance(value, tuple):
+        return [] if value[:1] == ("@",) else [n for v in value for n in constants_in(v)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def _numbers(value: Any) -> list[int]:
@@ -29,22 +71,44 @@ def _numbers(value: Any) -> list[int]:
 def _source(value: Any, names: Sequence[str]) -> str:
     """Python source of an argument that capture encoded: tensors, lists and dtypes are tagged tuples."""
     if not isinstance(value, tuple):
-        return repr(value)
+        return literal("", value)
     tag, *rest = value
     if tag == "@":
         return names[rest[0]]
-    if tag == "dtype":
-        if not re.fullmatch(r"[a-z]+\d*", rest[0], re.ASCII):
-            raise ValueError(f"{rest[0]!r} is not a dtype")
+    if tag in ("dtype", "memory_format"):
+        if not re.fullmatch(r"\w+", rest[0], re.ASCII):
+            raise ValueError(f"{rest[0]!r} is not a {tag}")
         return f"torch.{rest[0]}"
     return f"[{', '.join(_source(v, names) for v in rest)}]"
 
 
+def _notation(node: Node, inputs: tuple[Node, ...]) -> str:
+    if len(inputs) > MOST_INPUTS:
+        raise ValueError(f"an opaque operator reads at most {MOST_INPUTS} tensors, not {len(inputs)}")
+    call_text(node["target"], node["arguments"], [f"x{i}" for i in range(len(inputs))])
+    text: str = node.get("notation") or whole_notation([len(x.shape) for x in inputs], len(node.shape))
+    if parse(text).operands != tuple(f"x{i}" for i in range(len(inputs))):
+        raise ValueError(f"{text!r} does not read the {len(inputs)} inputs in order")
+    return text
+
+
+def _flops(node: Node, inputs: tuple[Node, ...]) -> int:
+    return int(node.get("intensity", 1) * (node.numel + sum(x.numel for x in inputs)))
+
+
 def _call(node: Node, names: Sequence[str]) -> str:
-    call = [(key, _source(value, names)) for key, value in node["arguments"]]
-    arguments = [f"{key}={text}" if key.isidentifier() else text for key, text in call]
     part = "" if node["output"] is None else f"[{node['output']}]"
-    return f"torch.ops.{node['target']}({', '.join(arguments)}){part}"
+    return call_text(node["target"], node["arguments"], names) + part
 
 
-OPERATORS = (Operator("opaque", ("x",), _whole, _call, saved=("x0", "x1", "x2", "x3", "y"), variadic=True),)
+OPERATORS = (
+    Operator(
+        "opaque",
+        ("x",),
+        _notation,
+        _call,
+        saved=(*(f"x{i}" for i in range(MOST_INPUTS)), "y"),
+        flops=_flops,
+        variadic=True,
+    ),
+)

@@ -77,4 +77,4 @@ def test_rules_use_it(cube: None) -> None:
 
 def test_without_it_capture_refuses() -> None:
     with pytest.raises(partita.PartitaError, match=r"aten.renorm.*no translation.*test_adding.py"):
-        partita.capture(Model(), (torch.zeros(6, 4),))
+        partita.capture(Model(), (torch.zeros(6, 4),), allow_unknown=False)

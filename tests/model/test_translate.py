@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partita import PartitaError
 from partita.model.capture.capture import capture
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 
@@ -147,7 +148,7 @@ def test_unknown_operators(agrees: Any) -> None:
     def unknown(x: Tensor) -> Tensor:
         return x.cumsum(1).cummax(0).values.rot90() * math.pi
 
-    graph = agrees(Lambda(unknown), (X,), allow_unknown=True)
+    graph = agrees(Lambda(unknown), (X,))
     assert {graph.nodes[i]["target"] for i in graph.of("opaque")} == {"aten.cummax.default", "aten.rot90.default"}
     assert graph_from_json(graph_to_json(graph)) == graph
 
@@ -156,3 +157,27 @@ def test_split_of_equal_pieces_is_a_dim() -> None:
     """Heads inside a fused projection stay free: the cut is along a dim of its own."""
     graph = capture(Lambda(lambda x: x.chunk(3, -1)[1]), (X,))
     assert of(graph, "slice").shape == (4, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "notation"),
+    [
+        (lambda x: torch.cdist(x, 2 * x + 1), "y[i0, i1, i2] = f(x0[i0, i1, :], x1[i0, i2, :])"),
+        (lambda x: torch.nansum(x, -1), "y[i0, i1] = sum(i2) f(x0[i0, i1, i2])"),
+        (lambda x: x.rot90(4, (1, 2)), "y[i0, i1, i2] = f(x0[i0, i1, i2])"),
+        (lambda x: torch.renorm(x, 2, 1, 1e-3), "y[d0, i0, d2] = f(x0[:, i0, :])[d0, d2]"),
+        (lambda x: torch.linalg.svdvals(x), "y[i0, d1] = f(x0[i0, :, :])[d1]"),
+    ],
+)
+def test_independence(call: Any, notation: str) -> None:
+    assert of(capture(Lambda(call), (X,)), "opaque")["notation"] == notation
+
+
+def test_opaque_calls_are_pure() -> None:
+    def random(x: Tensor) -> Tensor:
+        return torch.poisson(x.exp())
+
+    with pytest.raises(PartitaError, match=r"aten\.poisson.*it is random.*functions.py"):
+        capture(Lambda(random), (X,))
+    with pytest.raises(PartitaError, match=r"aten\.cummax.*no translation.*--allow-unknown"):
+        capture(Lambda(lambda x: x.cummax(0).values), (X,), allow_unknown=False)

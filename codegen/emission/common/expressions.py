@@ -12,6 +12,7 @@ from functools import partial
 from math import prod
 
 from ....formulation.special import special_strategy
+from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import atom_of, is_split
 from ....model.operators.attention import attend
 from ....model.operators.batch_norm import values_per_channel
@@ -270,6 +271,15 @@ def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     )
 
 
+# Opaque operators
+
+
+def _opaque(call: OperatorCall, names: Sequence[str]) -> str:
+    """Many operators have no kernel for 16 bits: an opaque one computes in float32 at least."""
+    text = registered(call, [enclosed(full_precision(call, name, i)) for i, name in enumerate(names)])
+    return f"{text}.to(self.dtype)" if call.mixed and call.node.dtype in FLOATS else text
+
+
 # Look-ups: ids are global, so ids outside a rank's part of the table are misses.
 
 _HELPERS = {
@@ -332,4 +342,5 @@ RULES: dict[str, Rule] = {
     "slice": _slice,
     "part": _part,
     "linear_relu": _linear_relu,
+    "opaque": _opaque,
 }

@@ -1,4 +1,4 @@
-"""A call that nothing is known of."""
+"""Calls that nothing is known of, but in which dims they are independent."""
 
 from partita.model.graph.builder import Builder
 
@@ -11,6 +11,31 @@ def opaque(b: Builder) -> int:
     return b.add("opaque", x, shape=(BATCH, 5), target="aten.logcumsumexp.default", arguments=call, output=None)
 
 
+def independent(b: Builder) -> int:
+    """A result with a free index of each input, and one of both."""
+    x, y = leaf(b, BATCH, 3, 4), leaf(b, BATCH, 6, 4)
+    return b.add(
+        "opaque",
+        x,
+        y,
+        shape=(BATCH, 3, 6),
+        target="aten.cdist.default",
+        arguments=(("", ("@", 0)), ("", ("@", 1)), ("", 1.0)),
+        notation="y[i0, i1, i2] = f(x0[i0, i1, :], x1[i0, i2, :])",
+        output=None,
+    )
+
+
+def summed(b: Builder) -> int:
+    """The results of parts are addends."""
+    x = leaf(b, BATCH, 6)
+    call = (("", ("@", 0)), ("", ("list", 1)))
+    notation = "y[i0] = sum(i1) f(x0[i0, i1])"
+    return b.add(
+        "opaque", x, shape=(BATCH,), target="aten.nansum.default", arguments=call, notation=notation, output=None
+    )
+
+
 CASES: Cases = {
-    "opaque": (opaque,),
+    "opaque": (opaque, independent, summed),
 }

@@ -1,0 +1,127 @@
+"""Calls without a rule as opaque operators: the call is in the node's attributes, split as far as running it shows."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from ..graph.pcg import Attribute
+from ..operators.unknown import MOST_INPUTS, call_text, constants_in
+from .independence import Finding, NotPureError, Operand, findings
+from .translation import Index, T, Value
+
+_PLACES = ("device", "pin_memory", "layout")
+"""Keywords that say where a tensor is, which the program knows."""
+
+
+def opaque_call(t: T, node: fx.Node, target: Any) -> Value:
+    """The outputs of a call as opaque nodes. Raises PartitaError for a call that cannot be repeated on every rank."""
+    reason = _refused(target, node.meta["val"])
+    if reason:
+        raise t.refusal(f"operator {target} ({reason})")
+    inputs: list[int] = []
+    call = _encoded(t, node, target, inputs)
+    operands = tuple(
+        Operand(source.shape, getattr(torch, source.dtype), source.gradient and t.gradient)
+        for source in map(t.at, inputs)
+    )
+    value = node.meta["val"]
+    several = isinstance(value, list | tuple)
+    values = list(value) if several else [value]
+    shapes = tuple(tuple(int(size) for size in v.shape) for v in values)
+    try:
+        found, intensity = _found(str(target), call, operands, shapes, several)
+    except NotPureError as error:
+        raise t.refusal(f"operator {target} ({error})") from error
+    extra: dict[str, Attribute] = {} if intensity is None else {"intensity": intensity}
+    made = []
+    for number, (v, finding) in enumerate(zip(values, found, strict=True)):
+        gradient = finding.gradient and any(x.gradient for x in operands)
+        made.append(
+            t.add(
+                "opaque", *inputs, like=v, gradient=gradient, target=str(target), arguments=call,
+                notation=finding.notation, output=number if several else None, **extra,
+            )
+        )  # fmt: skip
+    return made if several else made[0]
+
+
+def _refused(target: Any, value: Any) -> str:
+    """Why every rank cannot run a call as it is; empty if it can."""
+    tags = target.tags
+    if target._schema.is_mutable:
+        return "it changes a tensor in place"
+    if torch.Tag.nondeterministic_seeded in tags:
+        return "it is random"
+    values = value if isinstance(value, list | tuple) else [value]
+    if not values or not all(isinstance(v, Tensor) for v in values):
+        return "it returns something that is not a tensor"
+    sizes = [size for v in values for size in v.shape]
+    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & {*tags} or not all(
+        isinstance(size, int) for size in sizes
+    ):
+        return "the size of its result depends on the data"
+    complex_values = [v for v in values if v.is_complex()]
+    if complex_values:
+        return "it computes complex numbers"
+    return ""
+
+
+def _encoded(t: T, node: fx.Node, target: Any, inputs: list[int]) -> tuple[Any, ...]:
+    """The arguments as (keyword or nothing, value) pairs; nodes that they read are appended to `inputs`."""
+
+    def encode(argument: Any) -> Attribute:
+        if isinstance(argument, fx.Node):
+            argument = t.values[argument]
+            if isinstance(argument, Index):
+                if len(inputs) == MOST_INPUTS:
+                    raise t.refusal(f"operator {target}, which reads more than {MOST_INPUTS} tensors")
+                inputs.append(argument)
+                return ("@", len(inputs) - 1)
+        if isinstance(argument, list | tuple):
+            return ("list", *map(encode, argument))
+        if isinstance(argument, torch.dtype | torch.memory_format):
+            kind = "dtype" if isinstance(argument, torch.dtype) else "memory_format"
+            return (kind, str(argument).removeprefix("torch."))
+        if argument is None or isinstance(argument, bool | int | float | str):
+            return argument
+        raise t.refusal(f"operator {target} with argument {argument!r}")
+
+    call = [("", encode(a)) for a in node.args]
+    return (*call, *((k, encode(a)) for k, a in node.kwargs.items() if k not in _PLACES))
+
+
+@lru_cache(maxsize=1024)  # equal layers make equal calls
+def _found(
+    target: str,
+    call: tuple[Any, ...],
+    operands: tuple[Operand, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    several: bool,
+) -> tuple[list[Finding], float | None]:
+    """What is found of every output, and the FLOPs for every element read or written, where PyTorch counts them."""
+    names = [f"x{i}" for i in range(len(operands))]
+    code = compile(call_text(target, call, names), "<opaque operator>", "eval")
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        result = eval(code, {"torch": torch}, dict(zip(names, tensors, strict=True)))
+        return list(result) if several else [result]
+
+    found = findings(run, operands, shapes, constants_in(call))
+    return found, _intensity(target, run, operands, shapes)
+
+
+def _intensity(target: str, run: Any, operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]]) -> float | None:
+    """FLOPs by PyTorch's counter for every element that the call reads or writes."""
+    overload: Any = torch.ops
+    for part in target.split("."):
+        overload = getattr(overload, part)
+    if overload.overloadpacket not in flop_registry:
+        return None
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run([torch.empty(x.shape, dtype=x.dtype, device="meta") for x in operands])
+    elements = sum(torch.Size(shape).numel() for shape in (*(x.shape for x in operands), *shapes))
+    return float(counter.get_total_flops()) / max(elements, 1)
