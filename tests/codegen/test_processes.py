@@ -19,6 +19,7 @@ from partita.model.training import Training
 from partita.model.zoo import entry
 
 from . import test_beside as beside
+from . import test_recompute as recomputation
 from . import test_ring as rings
 from . import test_spread as spread
 from .pipelines import at_random, captured
@@ -53,10 +54,12 @@ def test_one_launch_verifies_families_and_outlives_a_program_that_fails(tmp_path
 
 
 def test_graphs_alone(tmp_path: Path) -> None:
-    """A ring, and a pipeline: sends and receives that really wait for each other."""
+    """A ring, and a pipeline: sends and receives that really wait for each other; and recomputed segments."""
     graph, index = rings.around(special_strategy("ring").examples[0])
     ring = trial_of(rings.fixed(graph, index, "ring", 2), tmp_path / "ring.py")
     whole = captured("gpt2", 4)
     pipeline = trial_of(at_random(whole, 2, (1,), 4, random.Random(0)), tmp_path / "pipeline.py", 1, whole)
-    for verdict in run([ring, pipeline], "pool", timeout=100):
+    modes = recomputation.copies(recomputation.stack(3), ["full", "selective", "none"])
+    recomputed = trial_of(modes, tmp_path / "recomputed.py")
+    for verdict in run([ring, pipeline, recomputed], "pool", timeout=100):
         assert verdict["ok"], verdict["failure"]

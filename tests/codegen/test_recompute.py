@@ -21,10 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import run_threads
-from partita.codegen.verification.verify import run, verify
+from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
@@ -301,9 +300,3 @@ def test_random_plans(seed: int, force: Force, judge: Judge) -> None:
     graph, k = stack(3, seed % 2 == 1), rng.choice((1, 2))
     plan = force(with_batch(graph, BATCH // k), rng.choice([(2,), (3,), (2, 2)]), rng, None, k)
     judge(recomputed(plan, [rng.choice(("none", "full", "selective")) for _ in segments(plan.graph)]), graph)
-
-
-def test_processes(tmp_path: Path) -> None:
-    plan = copies(stack(3), ["full", "selective", "none"])
-    verdict = run([trial_of(plan, tmp_path / "program.py")], "torchrun", timeout=120)[0]
-    assert verdict["ok"], verdict["failure"]
