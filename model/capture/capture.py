@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
@@ -193,24 +193,12 @@ def _export(
         with warnings.catch_warnings(), _quiet(), only_autograd():
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
-            if any(_mutates(node) for node in program.graph.nodes):
-                if layers:
-                    raise PartitaError("in-place changes are known only if all layers are traced")
-                program = program.run_decompositions({})
     except PartitaError:
         raise
     except Exception as error:  # from the user's forward, or what torch.export does not support
         reason = str(error).strip().split("\n")[0]
         raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
     return program, wrapped.scalar.value
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or str(target).startswith("aten.detach_"):
-        return False
-    mutable: bool = target._schema.is_mutable
-    return mutable
 
 
 def capture(
@@ -268,7 +256,7 @@ def _captured(
     sources = _sources(program, builder, module, inputs)
     translation.least = _least(builder, module)
     results = translation.run(program.graph, sources)
-    results = _unchanged(program, results, sources)
+    _check_changes(program, translation)
     check_updates(builder.nodes)
     if not results:
         raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
@@ -342,20 +330,15 @@ def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
     return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
 
 
-def _unchanged(program: torch.export.ExportedProgram, results: Sequence[Any], sources: Sequence[Index]) -> list[Any]:
-    """The results of forward, without buffers that operators update; raises PartitaError for other in-place changes."""
-    signature = program.graph_signature
-    given = {spec.target: source for spec, source in zip(signature.input_specs, sources, strict=True)}
-    returned, changed = [], list(signature.user_inputs_to_mutate.values())
-    for spec, result in zip(signature.output_specs, results, strict=True):
-        if spec.kind == OutputKind.USER_OUTPUT:
-            returned.append(result)
-        elif spec.target is not None and result != given.get(spec.target):
-            changed.append(spec.target.removeprefix("module."))
+def _check_changes(program: torch.export.ExportedProgram, translation: Translation) -> None:
+    """Raise PartitaError if forward changes what it is given in place, other than by operators that update buffers."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    specs = program.graph_signature.input_specs
+    pairs = zip(placeholders, specs, strict=True)
+    changed = [spec.target or node.name for node, spec in pairs if translation.memory.changed(node)]
     if changed:
-        names = ", ".join(dict.fromkeys(changed))
+        names = ", ".join(name.removeprefix("module.") for name in changed)
         raise PartitaError(f"forward changes {names} in place; only the running statistics of batch norms may change")
-    return returned
 
 
 def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:

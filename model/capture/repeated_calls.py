@@ -9,6 +9,7 @@ behind, such as a cache.
 Where any of this does not hold, PartitaError is raised and the module has to be traced whole.
 """
 
+import operator as python
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
 from .equal_layers import PLAIN, description
+from .memory import storage
 from .translation import Index, Translation, Value
 
 TRACED = 2
@@ -216,6 +218,16 @@ def _form(nodes: Iterable[fx.Node], numbers: dict[fx.Node, Any]) -> list[object]
     return form
 
 
+def _shares(end: fx.Node) -> bool:
+    """True if results of a call share memory with each other or with tensors that it did not make."""
+    begin = end.prev
+    while begin.target is not BEGIN:
+        begin = begin.prev
+    outside = {*map(storage, end.graph.find_nodes(op="placeholder")), *map(storage, begin.users), storage(begin)}
+    returned = [storage(node) for node in end.all_input_nodes]
+    return len({*returned}) < len(returned) or not outside.isdisjoint(returned)
+
+
 class Repeating(Translation):
     """A translation of a graph with the operators above. Raises PartitaError if a call cannot be repeated."""
 
@@ -245,8 +257,17 @@ class Repeating(Translation):
             model, path = self._moved
             self._path = path + self._path[len(model) :]
 
+    def check_written(self, owner: fx.Node) -> None:
+        """A layer's operands stand for tensors outside of it, so none may be written inside; nor may its weights."""
+        super().check_written(owner)
+        inside = owner.target is python.getitem and owner.all_input_nodes[0].target is BEGIN
+        if inside or owner.target is BEGIN or owner.op == "placeholder":
+            raise PartitaError("in-place changes of what a layer is given are known only if all layers are traced")
+
     def _learn(self, end: fx.Node) -> None:
         """Keep the first call of a kind, unless another one differs."""
+        if self.memory and _shares(end):
+            raise PartitaError("layers that return a view of what they are given must be traced if anything is written")
         piece = self._piece(end)
         number: Any = end.args[1]
         first = self._pieces.setdefault(number, piece)
@@ -287,7 +308,7 @@ class Repeating(Translation):
         self._moved = piece.path, path
         for node in piece.nodes:
             if node.op == "call_function":
-                self.values[node] = self._call(node)
+                self._step(node)
         results: list[Value] = self._resolve(piece.end.args[0])
         self.values, self._moved = outer, None
         return results

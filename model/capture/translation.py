@@ -18,6 +18,8 @@ from ..graph.builder import Builder
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Node
 from ..operators.operator import capturing
+from .decompositions import Decompositions
+from .memory import Memory, writes
 
 
 class Index(int):
@@ -66,6 +68,24 @@ def source_line(node: fx.Node) -> str:
     return "{}:{}: {}".format(*own[-1]) if own else "an unknown line"
 
 
+_SAME_ELEMENTS = frozenset([
+    "view", "view_as", "_unsafe_view", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze",
+    "expand", "expand_as", "broadcast_to", "alias", "contiguous", "to", "_to_copy", "type_as", "detach", "lift_fresh",
+])  # fmt: skip
+"""Views with all elements of their source in row-major order; a tensor that is written has no element twice."""
+_SWAPS = frozenset(["transpose", "swapaxes", "swapdims", "t", "mT", "numpy_T", "adjoint"])
+"""Views that give back their source when they are applied to themselves."""
+
+
+def functional(target: Any, name: str) -> Any:
+    """The overload of `name` with the arguments of `target`; `target` itself if that is its name."""
+    namespace, _, packet = target._schema.name.partition("::")
+    if packet == name:
+        return target
+    found = getattr(getattr(torch.ops, namespace), name, None)
+    return getattr(found, target._overloadname, None)
+
+
 class Translation:
     """Translates fx nodes one by one into `builder`; `values` holds their translations."""
 
@@ -80,10 +100,16 @@ class Translation:
         self.gradient = True  # False inside torch.no_grad
         self.norms = 0  # batch norms in training so far
         self.values: dict[fx.Node, Value] = {}
+        self.memory = Memory()
+        self._modes: dict[fx.Graph, bool] = {}  # whether gradients were on
+        self._shared: dict[fx.Node, Any] = {}  # what regions are given
+        self._returned: dict[fx.Node, Any] = {}  # what regions return
         self._constants: dict[tuple[object, ...], Index] = {}
         self.limits: dict[int, int] = {}
         self.least: dict[int, int] = {}  # the smallest values of integer buffers, where known
-        self._current: fx.Node | None = None
+        self._current: fx.Node | None = None  # the call that is translated
+        self._outer: fx.Node | None = None  # the user's call that `_current` is a part of
+        self._decompositions = Decompositions()
         self._reason = ""
         self._path = ""
         self._leaf = False
@@ -93,25 +119,59 @@ class Translation:
     def run(self, graph: fx.Graph, arguments: Sequence[Value]) -> list[Value]:
         """Translate a whole graph whose placeholders are `arguments`; returns the values of its output node."""
         given = iter(arguments)
+        self.memory.follow(graph)
+        self._modes[graph] = self.gradient
         for node in graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = next(given)
+                self._give(node, next(given))
             elif node.op == "call_function":
-                self.values[node] = self._call(node)
+                self._step(node)
+            elif node.op == "get_attr":
+                self.values[node] = self._attribute(node)
             elif node.op == "output":
                 return [self._resolve(value) for value in node.args[0]]
         raise PartitaError("the exported graph has no output")
 
+    def region(self, call: fx.Node, graph: fx.Graph, arguments: Sequence[Any]) -> list[Value]:
+        """Translate the graph of a region; it shares the memory of its arguments and results with the graph around."""
+        for node, argument in zip((n for n in graph.nodes if n.op == "placeholder"), arguments, strict=True):
+            self._shared[node] = argument
+        self._returned[call] = next(node for node in graph.nodes if node.op == "output").args[0]
+        return self.run(graph, [self._resolve(a) for a in arguments])
+
+    def _give(self, node: fx.Node, value: Value) -> None:
+        self.values[node] = value
+        self.memory.note(node, self._shared.get(node))
+
+    def _step(self, node: fx.Node) -> None:
+        """Translate one call."""
+        self.values[node] = self._call(node)
+        same: Any = node.args[0] if writes(node) else None
+        if node.target is python.getitem:
+            call: Any = node.args[0]
+            returned = self._returned.get(call)
+            same = returned[node.args[1]] if returned else None
+        self.memory.note(node, same)
+
     def _resolve(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
+            self._refresh(argument)
             return self.values.get(argument)
         if isinstance(argument, list | tuple):
             return [self._resolve(a) for a in argument]
         return argument
 
+    def _attribute(self, node: fx.Node) -> Value:
+        """A tensor that a decomposition makes; None for the graph of a region."""
+        found = getattr(node.graph.owning_module, str(node.target))
+        if isinstance(found, torch.Tensor):
+            raise self.refusal(f"a tensor of shape {tuple(found.shape)}")
+        return None
+
     def _call(self, node: fx.Node) -> Value:
         self._current = node
-        self._place(node)
+        if self._outer is None:
+            self._place(node)
         target: Any = node.target
         if target is python.getitem:
             call: Any = node.args[0]
@@ -127,19 +187,38 @@ class Translation:
         packet = target._schema.name.rpartition("::")[2]
         if _SILENT.match(packet):
             return None
+        if writes(node):
+            return self._write(node)
+        self._reason = ""
+        if torch.Tag.inplace_view in target.tags:  # another shape for the same elements
+            packet = packet.removesuffix("_")
+        return self._translated(node, packet, self._arguments(node))
+
+    def _arguments(self, node: fx.Node) -> dict[str, Any]:
+        """The arguments of a call by name, defaults filled in."""
+        target: Any = node.target
         arguments = {}
         for position, item in enumerate(target._schema.arguments):
             value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
             arguments[item.name] = self._resolve(value)
-        self._reason = ""
-        rule = self.table.get(packet)
-        result = rule(self, arguments) if rule else self._registered(target, arguments)
+        return arguments
+
+    def _translated(self, node: fx.Node, packet: str, arguments: dict[str, Any]) -> Value:
+        """A call of `packet`: by its registered operator, its rule or its decomposition, or as an unknown operator."""
+        target: Any = node.target
+        rule = self.table.get(packet) if target.namespace == "aten" else None
+        result = self._registered(target, arguments)
+        if result is None and rule:
+            result = rule(self, arguments)
+        plain = functional(target, packet)
+        if result is None and plain is not None:
+            result = self._decomposed(node, plain)
         if result is not None:
             return result
-        if self.unknown is None:
+        if self.unknown is None or plain is None:
             reason = self._reason or (f"no translation for {arguments}" if rule else "no translation")
             raise self.refusal(f"operator {target} ({reason})", f"{REMEDY}, or allow unknown ones (--allow-unknown)")
-        return self.unknown(self, node, target)
+        return self.unknown(self, node, plain)
 
     def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
         """The registered operator whose entry names this ATen operator (`captures`)."""
@@ -160,6 +239,124 @@ class Translation:
             )
         return self.add(entry.name, *tensors, **{name: arguments[name] for name in entry.attributes})
 
+    def _decomposed(self, node: fx.Node, target: Any) -> Value:
+        """The parts that torch's decomposition of a call has; None where there is none, or a part is unknown."""
+        found = self._decompositions.of(target, node.args, node.kwargs)
+        if found is None:
+            return None
+        before = self.sites, self.norms, self._outer, self._leaf, self.unknown
+        self._outer, self._leaf, self.unknown = self._outer or node, False, None
+        reason = self._reason
+        try:
+            with found:
+                results = self.run(found.graph, [self._resolve(operand) for operand in found.operands])
+        except PartitaError as error:
+            self.sites, self.norms = before[:2]
+            return self.no(reason or f"which needs {error}")
+        finally:
+            self._current = node
+            _, _, self._outer, self._leaf, self.unknown = before
+        return results if isinstance(node.meta["val"], list | tuple) else results[0]
+
+    # -- writing in place ---------------------------------------------------------------------------------------
+
+    def _write(self, node: fx.Node) -> Value:
+        """A call that changes its first operand: what it computes becomes the value of that memory."""
+        target: Any = node.target
+        written = [item.alias_info is not None and item.alias_info.is_write for item in target._schema.arguments]
+        packet = target._schema.name.rpartition("::")[2]
+        name = re.sub("^__i(?=.*__$)", "__", packet).removesuffix("_" if not packet.endswith("__") else "")
+        if written.index(True) or sum(written) > 1 or name == packet:
+            raise self.refusal(f"operator {target} (it writes in place)")
+        arguments = self._arguments(node)
+        self._reason = ""
+        value = self._translated(node, name, arguments)
+        before: Any = node.args[0]
+        x = self._resolve(before)
+        value = self.expand(self.to(value, self.at(x).dtype), self.shape(x))
+        self._store(before, value)
+        return value
+
+    def _store(self, node: fx.Node, value: Index) -> None:
+        """Write the tensor of a node: the tensors that it is a view of change, up to the one that owns the memory."""
+        owner = self.memory.owner(node)
+        self.check_written(owner)
+        path = []
+        while node is not owner:
+            source: Any = self.memory.source(node)
+            before = self._resolve(source)
+            self.values[node] = value
+            path.append(node)
+            value = self._around(node, before, value)
+            node = source
+        self.values[owner] = value
+        self.memory.written(owner)
+        for changed in (*path, owner):
+            self.memory.renewed(changed)
+
+    def check_written(self, owner: fx.Node) -> None:
+        """Raise PartitaError if the tensor that owns some memory cannot be changed, or not in this gradient mode."""
+        value = self.values[owner]
+        if owner.op == "placeholder" and self._outer is not None:
+            raise self.refusal("a decomposition that changes its operands")
+        if not self.gradient and isinstance(value, Index) and self.at(value).gradient:
+            raise self.refusal("a write in place, within torch.no_grad, to a tensor with a gradient")
+
+    def _around(self, node: fx.Node, whole: Value, value: Value) -> Value:
+        """The `source` of a view, whose value is `whole`, after `value` was written to the view."""
+        if self.memory.is_same(node):
+            return value
+        if node.target is python.getitem:
+            number = node.args[1]
+            if isinstance(whole, list):
+                return [value if place == number else part for place, part in enumerate(whole)]
+            raise self.refusal("a write in place to one of the results of a call")
+        target: Any = node.target
+        packet = target._schema.name.rpartition("::")[2]
+        packet = packet.removesuffix("_") if torch.Tag.inplace_view in target.tags else packet
+        arguments = self._arguments(node)
+        if packet == "detach" and self.at(whole).gradient:
+            raise self.refusal("a write in place to a detached tensor whose origin has a gradient")
+        if packet in _SAME_ELEMENTS:
+            return self.view(value, self.shape(whole))
+        if packet in _SWAPS:
+            return self.table[packet](self, arguments | {"self": value})
+        if packet == "permute":
+            dims = [d % len(arguments["dims"]) for d in arguments["dims"]]
+            return self.permute(value, [dims.index(d) for d in range(len(dims))])
+        if packet in ("movedim", "moveaxis"):
+            back = {"self": value, "source": arguments["destination"], "destination": arguments["source"]}
+            return self.table[packet](self, back)
+        if packet == "narrow":
+            start = arguments["start"] % self.shape(whole)[arguments["dim"]]
+            arguments |= {"start": start, "end": start + arguments["length"], "step": 1}
+            packet = "slice"
+        if isinstance(value, list):  # all pieces
+            dim = arguments["dim"] % len(self.shape(whole))
+            unit = [1 if d == dim else size for d, size in enumerate(self.shape(whole))]
+            pieces = [self.view(part, unit) for part in value] if packet == "unbind" else value
+            return self.add("cat", *pieces, shape=self.shape(whole), dim=dim)
+        rule = self.table.get(f"{packet}_scatter")
+        found = rule(self, arguments | {"self": whole, "src": value}) if rule else None
+        if found is None:
+            raise self.refusal(f"a write in place to a view by {target}")
+        return found
+
+    def _refresh(self, node: fx.Node) -> None:
+        """Make the value of a view again if its memory was written."""
+        if not self.memory.outdated(node):
+            return
+        source: Any = self.memory.source(node)
+        self._refresh(source)
+        if self.memory.is_same(node):
+            self.values[node] = self.values[source]
+        else:
+            before = self._current, self._path, self._leaf, self._reason, self.gradient
+            self.gradient = self._modes[node.graph]
+            self.values[node] = self._call(node)
+            self._current, self._path, self._leaf, self._reason, self.gradient = before
+        self.memory.renewed(node)
+
     def no(self, reason: str) -> Value:
         """Returned by a rule that has no translation for its arguments; `reason` goes into the error."""
         self._reason = reason
@@ -179,6 +376,8 @@ class Translation:
     def refusal(self, problem: str, remedy: str = REMEDY) -> PartitaError:
         """The error for what cannot be captured: names the module, the line and the remedy."""
         assert self._current is not None
+        if self._outer is not None:  # becomes the reason for another refusal
+            return PartitaError(problem)
         return PartitaError(
             f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; "
             f"{remedy}"
@@ -332,7 +531,7 @@ Fallback: TypeAlias = Callable[[T, fx.Node, Any], Value]
 
 def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:
     module = getattr(node.graph.owning_module, graph.target)
-    return t.run(module.graph, [t._resolve(a) for a in arguments])
+    return t.region(node, module.graph, arguments)
 
 
 def _grad_mode(t: Translation, node: fx.Node) -> list[Value]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any, TypeAlias
 
+from ..operators.elementwise import BINARY, UNARY
 from ..operators.operator import operator
 from ..operators.unknown import MEMORY_FORMATS, is_call_notation, is_target
 from .dtypes import ITEMSIZE
@@ -114,7 +115,7 @@ _CONVOLUTION: dict[str, Check] = {"stride": _sizes, "dilation": _sizes, "groups"
 _WINDOW: dict[str, Check] = {"kernel_size": _sizes, "stride": _sizes, "padding": _sizes, "ceil_mode": _flag}
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or")
 _RELATION = _word(*_RELATIONS)
-_RELATE = _word(*_RELATIONS, "logical_and", "logical_or")
+_RELATE = _word(*_RELATIONS, "logical_and", "logical_or", "logical_xor", "bitwise_xor")
 _REDUCTION: dict[str, Check] = {"reduction": _word("none", "mean", "sum")}
 _WEIGHTED: dict[str, Check] = {"operands": _tuple(_word("x", "t", "weight", "pos_weight"))}
 _CLASSES: dict[str, Check] = {**_REDUCTION, "ignore_index": _whole}
@@ -134,6 +135,8 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "elu": {"alpha": _number},
     "hardtanh": {"min_val": _number, "max_val": _number},
     "pow": {"exponent": _number},
+    "unary": {"function": _word(*UNARY)},
+    "binary": {"function": _word(*BINARY)},
     "clamp": {"min": _or_none(_number), "max": _or_none(_number)},
     "shift": {"value": _number},
     "scale": {"value": _number},

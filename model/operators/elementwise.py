@@ -119,6 +119,21 @@ _RELATIONS: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
+UNARY = (
+    "log1p", "log2", "log10", "expm1", "exp2", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "erfc", "erfinv", "lgamma", "digamma", "sinc", "logit", "floor", "ceil", "round", "trunc", "frac", "sign", "isnan",
+    "isinf", "isfinite",
+)  # fmt: skip
+"""Functions of `torch` of one element that are one operator, `unary`."""
+BINARY = ("atan2", "hypot", "fmod", "remainder", "copysign", "xlogy", "floor_divide")
+"""Functions of `torch` of two elements that are one operator, `binary`."""
+
+
+def _named(node: Node, names: Sequence[str]) -> str:
+    """A call of the function of torch that the node names."""
+    return f"torch.{node['function']}({', '.join(names)})"
+
+
 _LIKE_INPUT = Rewriting(equal_shapes, leading=True)
 _SCALED = Rewriting(equal_shapes, {"value": None}, leading=True)
 _APPROXIMATED = Rewriting(equal_shapes, {"approximate": None}, leading=True)
@@ -214,6 +229,8 @@ OPERATORS = (
         saved=("a", "b", "y"),
         algebra=Algebra(real=lambda _, a, b: a**b),
     ),
+    Operator("unary", ("x",), _OPAQUE, _named, saved=("x",)),
+    Operator("binary", ("a", "b"), _BINARY, _named, saved=("a", "b")),
     Operator("relate", ("a", "b"), _BINARY, "torch.{relation}({a}, {b})", algebra=Algebra(real=_relation)),
     Operator(
         *("where", ("c", "a", "b"), "y[i..] = f(c[i..], a[i..], b[i..])", "torch.where({c}, {a}, {b})"),

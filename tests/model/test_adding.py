@@ -75,6 +75,6 @@ def test_rules_use_it(cube: None) -> None:
     assert verify_rule(parse_rule(law.format("right", 8))).verdict == "unknown"  # `f` is opaque
 
 
-def test_without_it_capture_refuses() -> None:
-    with pytest.raises(partita.PartitaError, match=r"aten.renorm.*no translation.*test_adding.py"):
-        partita.capture(Model(), (torch.zeros(6, 4),), allow_unknown=False)
+def test_without_it_capture_decomposes_the_call() -> None:
+    graph = partita.capture(Model(), (torch.zeros(6, 4),))
+    assert not graph.of("renorm") and graph.of("norm")

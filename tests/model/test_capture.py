@@ -187,7 +187,7 @@ def test_one_tensor_given_twice() -> None:
 )
 def test_refusals(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
-        capture(Lambda(function), (X,))
+        capture(Lambda(function), (X,), allow_unknown=False)
 
 
 @pytest.mark.parametrize(

@@ -189,22 +189,38 @@ def caches(block: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def in_place(block: Any, x: Tensor, y: Tensor) -> Tensor:
+    z = y[..., ::2]
     y.mul_(2)
-    return y
+    y[..., 0].add_(z[..., 1])
+    return y + 0
+
+
+def in_place_outside(block: Any, x: Tensor, y: Tensor) -> Tensor:
+    x.add_(y)
+    return y + 0
+
+
+def same_tensor(block: Any, x: Tensor, y: Tensor) -> Tensor:
+    x.sin().mul_(2)
+    return x
 
 
 def constants(block: Any, x: Tensor, y: Tensor) -> Tensor:
     return y * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 
-@pytest.mark.parametrize("extra", [reads_outside, caches, in_place, constants])
+@pytest.mark.parametrize("extra", [reads_outside, caches, in_place_outside, same_tensor, constants])
 def test_layers_that_are_more_than_functions_are_traced_whole(extra: Callable[..., Tensor]) -> None:
-    module = Stack(extra)
+    module = nn.Sequential(nn.Linear(6, 6), Stack(extra))
     layers = equal_layers(module)
     assert len(layers) == 5
     with pytest.raises(PartitaError):
         graph(module, (X,), layers)
     assert capture(module, (X,)) == graph(module, (X,), {})
+
+
+def test_layers_that_write_in_place_what_they_made_are_repeated() -> None:
+    same(Stack(in_place), (X,))
 
 
 def test_a_layer_that_leaves_something_behind_is_not_repeated() -> None:
@@ -217,7 +233,7 @@ def test_refusals_are_those_of_the_whole() -> None:
 
     module = Stack(unknown, 3)
     with pytest.raises(PartitaError, match=r"'blocks.0', at .*test_repeat.py:\d+: return self.extra"):
-        capture(module, (X,))
+        capture(module, (X,), allow_unknown=False)
 
 
 def plain(block: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita import PartitaError
 from partita.model.capture.capture import capture
+from partita.model.capture.decompositions import Decompositions
+from partita.model.errors import PartitaError
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 
 from .functions import FUNCTIONS, LABELS, Lambda, X, of
@@ -146,10 +147,10 @@ def test_encoder_layer(agrees: Any) -> None:
 
 def test_unknown_operators(agrees: Any) -> None:
     def unknown(x: Tensor) -> Tensor:
-        return x.cumsum(1).cummax(0).values.rot90() * math.pi
+        return x.cumsum(1).cummax(0).values.cummin(1).values * math.pi
 
     graph = agrees(Lambda(unknown), (X,))
-    assert {graph.nodes[i]["target"] for i in graph.of("opaque")} == {"aten.cummax.default", "aten.rot90.default"}
+    assert {graph.nodes[i]["target"] for i in graph.of("opaque")} == {"aten.cummax.default", "aten.cummin.default"}
     assert graph_from_json(graph_to_json(graph)) == graph
 
 
@@ -169,7 +170,8 @@ def test_split_of_equal_pieces_is_a_dim() -> None:
         (lambda x: torch.linalg.svdvals(x), "y[i0, d1] = f(x0[i0, :, :])[d1]"),
     ],
 )
-def test_independence(call: Any, notation: str) -> None:
+def test_independence(call: Any, notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decompositions, "of", lambda *call: None)
     assert of(capture(Lambda(call), (X,)), "opaque")["notation"] == notation
 
 
@@ -181,3 +183,55 @@ def test_opaque_calls_are_pure() -> None:
         capture(Lambda(random), (X,))
     with pytest.raises(PartitaError, match=r"aten\.cummax.*no translation.*--allow-unknown"):
         capture(Lambda(lambda x: x.cummax(0).values), (X,), allow_unknown=False)
+
+
+def composed(x: Tensor) -> Tensor:
+    y = torch.addcmul(x.diff(dim=1).rot90(), x[:2, :1].diff(dim=0), x[0, 0], value=2)
+    return torch.logaddexp(y, F.glu(x).sum()) + torch.std_mean(F.cosine_similarity(x, x[:1] + 1, dim=-1))[0]
+
+
+def test_calls_without_a_rule_are_decomposed(agrees: Any) -> None:
+    agrees(Lambda(composed), (X,))
+
+
+def written(x: Tensor) -> Tensor:
+    """Writes through views, some of which copy; what other views then show."""
+    y = x.clone()
+    turned, flat, row = y.transpose(0, 1), y.reshape(-1), y[1]
+    turned[2, :, ::2] *= 3
+    flat[3:7].copy_(x[0, 0, :4])
+    y.select(2, 1).fill_(0.5)
+    row.unsqueeze(0).masked_fill_(x[:1] > 0, 0.2)
+    y.mT.reshape(-1).zero_()  # a copy
+    whole = torch.empty_like(x)
+    whole[:, :, 0::3] = x[:, :, :2]
+    whole[:, :, 1::3] = y[:, :, 2:4]
+    whole[..., 2::3].copy_(flat[:2])
+    out = x.new_zeros(3, 4, 6)
+    with torch.no_grad():
+        mean = x.mean(1)
+        mean.chunk(2, -1)[1].add_(1)
+    out[0] = mean
+    out.movedim(0, 1)[:, 1:].add_(turned.movedim(0, 1)[:, 1:])
+    return out.squeeze_().sum(0) * whole.mean(1) + flat.unflatten(0, (4, 3, 6)).amax(1) + row[0] - turned[0]
+
+
+def test_writes_in_place(agrees: Any) -> None:
+    agrees(Lambda(written), (X,))
+
+
+def detached(x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    return x
+
+
+def unrecorded(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x
+
+
+@pytest.mark.parametrize(("function", "words"), [(detached, "detached tensor"), (unrecorded, "within torch.no_grad")])
+def test_writes_that_autograd_does_not_see(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(PartitaError, match=rf"write in place.*{words}.*functions.py:\d+: return"):
+        capture(Lambda(function), (X,))

@@ -3,6 +3,7 @@
 from math import log
 
 from ...graph.dtypes import FLOATS
+from ...operators.elementwise import BINARY, UNARY
 from ..translation import A, Index, Rule, T, Value, dtype_name
 from . import data_dependent
 from .folds import batch_mean, rms_norm
@@ -79,6 +80,21 @@ def _clamp(t: T, a: A) -> Value:
     if isinstance(low, Index) or isinstance(high, Index):
         return None
     return t.add("clamp", a["self"], min=low, max=high)
+
+
+def _function(name: str) -> Rule:
+    """A function of torch of one element; a function with options is decomposed if they are given."""
+
+    def rule(t: T, a: A) -> Value:
+        if any(a[option] for option in a if option != "self"):
+            return t.no("with options")
+        return t.add("unary", a["self"], function=name)
+
+    return rule
+
+
+def _function_of_two(name: str) -> Rule:
+    return lambda t, a: t.add("binary", t.tensor(a["self"]), t.tensor(a["other"]), function=name)
 
 
 def _compare(relation: str) -> Rule:
@@ -195,6 +211,11 @@ TABLE: dict[str, Rule] = {
         name: _compare(name)
         for name in ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or"]
     },
+    **{name: _function(name) for name in UNARY},
+    **{f"special_{name}": _function(name) for name in ("log1p", "expm1", "exp2", "erfc", "erfinv", "digamma", "sinc")},
+    **{name: _function_of_two(name) for name in BINARY},
+    **{name: _compare(name) for name in ("logical_xor", "bitwise_xor")},
+    "__xor__": _compare("bitwise_xor"),
     "__and__": _compare("bitwise_and"),
     "__or__": _compare("bitwise_or"),
     "where": _where,

@@ -82,6 +82,42 @@ def _stack(t: T, a: A) -> Value:
     return parts[0] if len(parts) == 1 else t.add("cat", *parts, dim=dim)
 
 
+def _slice_scatter(t: T, a: A) -> Value:
+    """`x` with `src` in the place of a slice: the entries before it, those of each step, and those after it."""
+    x, src, dim = a["self"], a["src"], a["dim"] % len(t.shape(a["self"]))
+    size, step = t.shape(x)[dim], a["step"]
+    start, stop, _ = slice(a["start"], a["end"], step).indices(size)
+    count = len(range(start, stop, step))
+    if not count:
+        return x
+    parts = [t.slice(x, dim, 0, start)] if start else []
+    turns = count if start + count * step <= size else count - 1  # those with all entries up to the next one
+    if step == 1:
+        parts.append(src)
+    elif turns:
+        before, after = t.shape(x)[:dim], t.shape(x)[dim + 1 :]
+        rest = t.slice(
+            t.view(t.slice(x, dim, start, start + turns * step), (*before, turns, step, *after)), dim + 1, 1, step
+        )
+        first = t.view(t.slice(src, dim, 0, turns), (*before, turns, 1, *after))
+        both = t.add("cat", first, rest, shape=(*before, turns, step, *after), dim=dim + 1)
+        parts.append(t.view(both, (*before, turns * step, *after)))
+    end = start + turns * step
+    if turns < count:
+        parts.append(t.slice(src, dim, turns, count))
+        end += 1
+    if end < size:
+        parts.append(t.slice(x, dim, end, size))
+    return parts[0] if len(parts) == 1 else t.add("cat", *parts, shape=t.shape(x), dtype=t.at(x).dtype, dim=dim)
+
+
+def _select_scatter(t: T, a: A) -> Value:
+    x, shape, dim = a["self"], t.shape(a["self"]), a["dim"] % len(t.shape(a["self"]))
+    index = a["index"] % shape[dim]
+    src = t.view(a["src"], (*shape[:dim], 1, *shape[dim + 1 :]))
+    return _slice_scatter(t, {"self": x, "src": src, "dim": dim, "start": index, "end": index + 1, "step": 1})
+
+
 def _repeat(t: T, a: A) -> Value:
     x, repeats = a["self"], a["repeats"]
     shape = (1,) * (len(repeats) - len(t.shape(x))) + t.shape(x)
@@ -192,7 +228,9 @@ TABLE: dict[str, Rule] = {
     "movedim": _move_dims,
     "moveaxis": _move_dims,
     "slice": _slice,
+    "slice_scatter": _slice_scatter,
     "select": _select,
+    "select_scatter": _select_scatter,
     "narrow": _narrow,
     **dict.fromkeys(["split", "split_with_sizes", "chunk", "tensor_split"], _split),
     "unbind": _unbind,
@@ -204,7 +242,10 @@ TABLE: dict[str, Rule] = {
     "repeat_interleave": _repeat_interleave,
     **{name: _full("fill_value") for name in ["full", "full_like", "new_full"]},
     **{name: _full(1) for name in ["ones", "ones_like", "new_ones"]},
-    **{name: _full(0) for name in ["zeros", "zeros_like", "new_zeros"]},
+    **{name: _full(0) for name in ["zeros", "zeros_like", "new_zeros", "zero"]},
+    **{name: _full(0) for name in ["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"]},
+    "fill": _full("value"),
+    "copy": lambda t, a: t.expand(t.to(a["src"], t.like.dtype), tuple(int(s) for s in t.like.shape)),
     "scalar_tensor": _full("s"),
     "arange": _arange,
     "eye": _eye,

@@ -55,6 +55,8 @@ CASES: Cases = {
     **{op: (unary(op),) for op in ("sin", "cos", "erf", "abs", "neg")},
     **{op: (unary(op, positive=True),) for op in ("log", "sqrt", "rsqrt", "reciprocal")},
     "gelu": (unary("gelu", approximate="none"), unary("gelu", approximate="tanh")),
+    "unary": (unary("unary", function="expm1"),),
+    "binary": (both("binary", function="hypot"),),
     "leaky_relu": (unary("leaky_relu", slope=0.1),),
     "elu": (unary("elu", alpha=0.7),),
     **{op: (unary(op),) for op in ("selu", "mish", "relu6", "hardswish", "hardsigmoid", "logsigmoid")},
