@@ -113,6 +113,7 @@ class Used:
     specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
     uneven: bool = False
     placed: bool = False  # True if some weights are at one coordinate of an axis
+    modes: bool = False  # True if some lines differ between training and evaluation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Batches of the emitted program: random ones, the next samples of a data set, and a rank's part of them."""
 
+import itertools
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -9,6 +11,7 @@ from ....model.graph.input_ranges import highs
 from ....model.graph.pcg import PCG
 from ...plan.plan import Plan
 from .conversions import Local, Used
+from .losses import counted
 from .names import identifier
 from .operator_calls import numbers_text
 from .statements import reserved
@@ -20,9 +23,7 @@ def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
     lines = []
     for index in pcg.of("input"):
         node = pcg.nodes[index]
-        shape = list(node.shape)
-        for d in {atoms(pcg)[index].dim_of(a)[0] for a in atoms(pcg)[index].batch}:
-            shape[d] = shape[d] // pcg.batch * batch
+        shape = [size * (batch if counts else 1) for size, counts in _sizes(pcg, index)]
         if node.dtype in FLOATS:
             value = f"torch.randn({shape_text(shape)}, generator=generator)"
         elif node.dtype == "bool":
@@ -37,6 +38,34 @@ def synthetic_lines(pcg: PCG, batch: int, used: Used) -> list[str]:
                 value = f"{enclosed(value)}.to(torch.{node.dtype})"
         lines += _entry(node.name, value)
     return lines
+
+
+def _sizes(pcg: PCG, index: int) -> list[tuple[int, bool]]:
+    """The sizes of an input's dims, each of one sample, and whether it grows with the number of samples."""
+    known = atoms(pcg)[index]
+    counting = {known.dim_of(a)[0] for a in known.batch}
+    return [(n // pcg.batch if d in counting else n, d in counting) for d, n in enumerate(pcg.nodes[index].shape)]
+
+
+def shape_lines(pcg: PCG) -> list[str]:
+    """One entry for every input: its shape as an expression of `count`, a number of samples."""
+    lines = []
+    for index in pcg.of("input"):
+        dims = [("count" if n == 1 else f"{n} * count") if counts else n for n, counts in _sizes(pcg, index)]
+        lines += _entry(pcg.nodes[index].name, shape_text(dims))
+    return lines
+
+
+def counted_by_step(pcg: PCG, batch: int) -> tuple[int, str]:
+    """What a step counts, and how many: tokens where each has a label, else samples."""
+    for loss in counted(pcg):
+        source = pcg.nodes[loss].inputs[1]
+        while pcg.nodes[source].op in ("view", "slice", "to"):
+            source = pcg.nodes[source].inputs[0]
+        sizes = _sizes(pcg, source) if pcg.nodes[source].op == "input" else []
+        if len(sizes) == 2 and any(counts for _, counts in sizes):
+            return prod(n for n, _ in sizes) * batch, "tokens"
+    return batch, "samples"
 
 
 def sample_lines(pcg: PCG, batch: int) -> dict[str, Any] | None:
@@ -64,10 +93,16 @@ def _entry(key: str, value: str) -> list[str]:
     return [line.removeprefix(" " * 8) for line in wrap(f'"{key}": {value},', 8)]
 
 
-def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
-    """Cut a whole tensor along all axes that split it, after taking the current micro-batch."""
+def part_text(text: str, local: Local, micro_batches: int = 1, reading: Sequence[int] = ()) -> str:
+    """Cut a whole tensor along all axes that split it, after taking the current micro-batch.
+
+    The axes of `reading` are local variables of the program where they cut the batch, which may have been read in part.
+    """
     known = local.known
-    split = {a: [local.axes[i] for i in local.splits(a)] for a in range(len(known.sizes))}
+    split = {
+        a: [local.axes[i].removeprefix("mesh." * (a in known.batch and i in reading)) for i in local.splits(a)]
+        for a in range(len(known.sizes))
+    }
     if micro_batches > 1:
         for a in known.batch:
             split[a].insert(0, "mesh.micro")
@@ -76,7 +111,8 @@ def part_text(text: str, local: Local, micro_batches: int = 1) -> str:
     factored = (inner or uneven) and any(len(dim) > 1 for dim in known.dims)
     if factored:
         scale = {a: micro_batches if a in known.batch else 1 for a in split}
-        text += f".reshape{shape_text(known.sizes[a] * scale[a] for a in split)}"
+        sizes = [-1 if reading and a in known.batch else known.sizes[a] * scale[a] for a in split]
+        text += f".reshape{shape_text(sizes)}"
     for a, axes in split.items():
         for axis in axes:
             text = f"cut({text}, {a if factored else known.dim_of(a)[0]}, {axis})"
@@ -89,14 +125,32 @@ def argument_name(plan: Plan, index: int) -> str:
     return f"{name}_" if name in reserved() or name in plan.axes else name
 
 
-def share_lines(plan: Plan, used: Used) -> list[str]:
-    """One line per input: its micro-batch, then this rank's part of it."""
+def reading_axes(stages: Sequence[Plan]) -> tuple[int, ...]:
+    """The axes over which ranks read different samples: those that split the batch of all inputs, outermost first.
+
+    Numbers of a stage's axes. Further axes cut inputs that are read: other dims, or the samples of some inputs only.
+    """
+    splits = []
+    for plan in stages:
+        for index in plan.graph.of("input"):
+            known = atoms(plan.graph)[index]
+            if not known.batch:
+                continue
+            outer = len(known.batch) == 1 and known.dim_of(min(known.batch))[1] == 0
+            local = Local(known, plan.choices[index].output, plan.placement.sizes, plan.axes)
+            splits.append(local.splits(min(known.batch)) if outer else ())
+    common = itertools.takewhile(lambda axes: len({*axes}) == 1, zip(*splits, strict=False))
+    return tuple(axes[0] for axes in common)
+
+
+def share_lines(plan: Plan, used: Used, reading: Sequence[int] = ()) -> list[str]:
+    """One line per input: its micro-batch, then this rank's part of it; `reading` as for `part_text`."""
     lines = []
     for index in plan.graph.of("input"):
         node, choice = plan.graph.nodes[index], plan.choices[index]
         axes = tuple(f"mesh.{axis}" for axis in plan.axes)
         local = Local(atoms(plan.graph)[index], choice.output, plan.placement.sizes, axes)
-        text = part_text(f'inputs["{node.name}"]', local, plan.micro_batches)
+        text = part_text(f'inputs["{node.name}"]', local, plan.micro_batches, reading)
         if "cut(" in text:
             used.primitives.add("cut")
         lines += _entry(argument_name(plan, index), f"{text}.to(mesh.device)")

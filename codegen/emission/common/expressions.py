@@ -133,6 +133,7 @@ def _constant(call: OperatorCall, names: Sequence[str]) -> str:
 def _dropout(call: OperatorCall, names: Sequence[str]) -> str:
     shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
     call.used.helpers |= {"dropout", "positions", "random_bits"}
+    call.used.modes = True
     return f"dropout({names[0]}, {call.node['p']}, {call.dropout_site}, mesh, {shape}, {cuts})"
 
 
@@ -260,15 +261,22 @@ def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     if "mean" in given:
         options += [f"running=({given['mean']}, {given['var']})", f"momentum={call.node['momentum']!r}"]
     options += [f"{word}={given[name]}" for name, word in (("w", "weight"), ("bias", "bias")) if name in given]
+    if "mean" in given:
+        options.append("training=mesh.training")
+        call.used.modes = True
     return f"batch_norm({given['x']}, {given['s']}, {values_per_channel(call.sources[0])}, {', '.join(options)})"
 
 
 def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     """In mixed precision weights have the dtype of the statistics, not of the input."""
     operands = enumerate(zip(call.node["operands"], names, strict=True))
-    return registered(
+    text = registered(
         call, [full_precision(call, text, i) if name in ("w", "bias") else text for i, (name, text) in operands]
     )
+    if "mean" not in call.node["operands"]:
+        return text
+    call.used.modes = True
+    return text.replace(", True, ", ", mesh.training, ")
 
 
 # Opaque operators

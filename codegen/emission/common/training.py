@@ -4,7 +4,7 @@ from ....model.graph.pcg import PCG
 from ..templates import counter_functions
 from . import defaults
 from .conversions import Used
-from .data import sample_lines, synthetic_lines
+from .data import counted_by_step, sample_lines, shape_lines, synthetic_lines
 from .features import Context
 
 OPTIMIZERS = {
@@ -34,17 +34,28 @@ def make_optimizer(optimizer: str) -> Context:
     return {"options": ", ".join(f"{name}={value}" for name, value in values.items())}
 
 
-def helpers(used: Used, *, sparse: bool = False, selective: bool = False) -> Context | None:
-    """Functions that the lines of operators call."""
+def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective: bool = False) -> Context | None:
+    """Functions that the lines of operators call; with `modes` they know whether the model trains."""
     return {
         "helpers": used.helpers,
         "random_bits": counter_functions("mix", "mix_", "random_bits"),
         "dropped": counter_functions("dropped"),
+        "modes": modes,
         "sparse": sparse,
         "selective": selective,
     }
 
 
 def data(graph: PCG, batch: int, used: Used) -> Context:
-    """Batches: random ones, and the next samples of a data set."""
-    return {"synthetic": synthetic_lines(graph, batch, used), "samples": sample_lines(graph, batch)}
+    """Batches: their shapes, random ones, and the next samples of a data set."""
+    return {
+        "shapes": shape_lines(graph),
+        "synthetic": synthetic_lines(graph, batch, used),
+        "samples": sample_lines(graph, batch),
+    }
+
+
+def rate(graph: PCG, batch: int) -> Context:
+    """What the log counts by the second."""
+    count, what = counted_by_step(graph, batch)
+    return {"rate": count, "rate_of": what}

@@ -14,6 +14,7 @@ from ...pricing.axis_groups import Group, axis_groups
 from ...report.describe import docstring
 from ...report.words import contents
 from ..common.conversions import Used
+from ..common.data import reading_axes
 from ..common.features import program_text
 from ..common.text import wrap
 from ..spmd.block_classes import BlockClasses
@@ -30,7 +31,8 @@ def emit(plan: Plan) -> str:
     used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
     groups = _tied_groups(plan)
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
-    texts = [module.stage() for module in modules]
+    reading = reading_axes(plan.parts)
+    texts = [module.stage(reading) for module in modules]
     classes, table = _stages(plan, modules, texts)
     whole = [Group((0,), axes[0], {}, {}), *(_moved(group) for group in axis_groups(plan))]
     emission = Emission(
@@ -39,6 +41,7 @@ def emit(plan: Plan) -> str:
         modules,
         used,
         classes="\n\n\n".join([*modules[0].classes.texts(), *classes]),
+        reading=[plan.parts[0].axes[i] for i in reading],
         mesh_lines=[*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
         pipeline={
             "chunks": plan.chunks,

@@ -39,15 +39,17 @@ class StageModules(ModelClasses):
         super().__init__(plan, used, found, classes)
         self.handed = self._named()
 
-    def stage(self) -> str:
-        """The class, with TITLE, DOC and LAYERS in it."""
+    def stage(self, reading: Sequence[int]) -> str:
+        """The class, with TITLE, DOC and LAYERS in it; `reading`: the axes over which ranks read different samples."""
         lines = [self.model(TITLE, DOC, f"mesh, dtype{LAYERS}")]
-        shares = [f"            {line}" for line in share_lines(self.plan, self.used)]
+        shares = [f"            {line}" for line in share_lines(self.plan, self.used, reading)]
         share = ["        return {", *shares, "        }"] if shares else ["        return {}"]
+        names = [self.plan.axes[i] for i in reading] if shares else []
+        share = [f"        {name} = Axis(1, 0) if local else mesh.{name}" for name in names] + share
         doc = "This rank's part of the inputs of this stage in one micro-batch of the global batch."
         if self.plan.micro_batches == 1:
             doc = doc.replace(" one micro-batch of", "")
-        lines += ["", *self._function("share", ["inputs"], doc, share)]
+        lines += ["", *self._function("share", ["inputs", *["local=False"] * bool(reading)], doc, share, axes=())]
         if self.handed:
             lines += ["", *self._received()]
         return "\n".join(lines)

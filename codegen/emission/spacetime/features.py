@@ -102,7 +102,8 @@ def _optimizer(e: SpaceTimeEmission) -> Context:
 
 def _main(e: SpaceTimeEmission) -> Context:
     samples = sample_lines(e.pcg, e.pcg.batch) is not None
-    return {"samples": samples, "overlaps_steps": False, "builds_on_device": False, "rank": "mesh.rank"}
+    built = {"builds_on_device": False, "overlaps_steps": False, "rank": "mesh.rank"}
+    return {"samples": samples, **built, **training.rate(e.pcg, e.pcg.batch)}
 
 
 FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
@@ -148,5 +149,5 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         lambda e: training.data(e.pcg, e.pcg.batch, e.used),
         constants=lambda e: value_lines(e.used),
     ),
-    Feature("main.jinja", _main),
+    Feature("main.jinja", _main, imports=lambda _: ["import time"]),
 )

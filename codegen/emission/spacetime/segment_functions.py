@@ -100,6 +100,8 @@ class Segments(FunctionWriter):
         text = "\n".join(body)
         text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
         text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
+        text = re.sub(r", training=mesh.training\b", "", text)  # of batch norms: there is only training
+        text = re.sub(r"\bmesh\.training\b", "True", text)
         parts = {self._axis(op, cut): cut for op in self.segment.ops for cut in op.cuts}
         self.code.parts = tuple((name, cut) for name, cut in parts.items() if re.search(rf"\bat\.{name}\b", text))
         self.code.body, self.code.bases = _body(text)

@@ -62,7 +62,8 @@ class Synchronization:
 class Emission:
     """A plan, its stages (itself without a pipeline), and the writers of their classes after these have been written.
 
-    `classes` is their text, `shares` that of this rank's inputs; `pipeline` is what templates know of a pipeline.
+    `classes` is their text, `shares` that of this rank's inputs, `reading` the axes over which ranks read different
+    samples; `pipeline` is what templates know of a pipeline.
     """
 
     plan: Plan
@@ -72,6 +73,7 @@ class Emission:
     classes: str
     mesh_lines: Sequence[str]
     shares: Sequence[str] = ()
+    reading: Sequence[str] = ()
     pipeline: dict[str, Any] | None = None
 
     @property

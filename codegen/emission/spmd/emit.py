@@ -8,7 +8,7 @@ from ...plan.plan import Plan
 from ...pricing.axis_groups import axis_groups
 from ...report.describe import docstring
 from ..common.conversions import Used
-from ..common.data import share_lines
+from ..common.data import reading_axes, share_lines
 from ..common.features import program_text
 from ..common.training import SEED_AND_STEPS
 from .emission import Emission
@@ -21,6 +21,7 @@ from .model_classes import ModelClasses
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
     used = Used(bool(plan.graph.of("dropout")))
+    reading = reading_axes([plan])
     modules = ModelClasses(plan, used, divided([plan.graph], plan.micro_batches)[0])
     emission = Emission(
         plan,
@@ -29,7 +30,8 @@ def emit(plan: Plan) -> str:
         used,
         classes=modules.text(),
         mesh_lines=mesh_lines(plan.placement, plan.axes, axis_groups(plan)),
-        shares=share_lines(plan, used),
+        shares=share_lines(plan, used, reading),
+        reading=[plan.axes[i] for i in reading],
     )
     return program_text(emission, docstring(plan), constants(plan, plan.axes, plan.placement.sizes), FEATURES)
 

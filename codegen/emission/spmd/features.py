@@ -6,6 +6,7 @@ A new feature is a template, a function that gives its context, and an entry of 
 import textwrap
 
 from ....formulation.special import special_strategy
+from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis
 from ...report.describe import mesh_sentence
@@ -25,6 +26,7 @@ def _mesh(e: Emission) -> Context:
         "per_node": e.plan.placement.hierarchy[-1],
         "micro": e.accumulates,
         "stepped": e.has_dropout,
+        "modes": e.used.modes,
         "placed": e.storage.placed,
         "ranged": e.storage.ranged,
         **vars(found),
@@ -44,7 +46,7 @@ def _conversions(e: Emission) -> Context | None:
 def _helpers(e: Emission) -> Context | None:
     if not e.used.helpers:
         return None
-    return training.helpers(e.used, sparse=e.storage.sparse, selective="selective" in e.recomputation_modes)
+    return training.helpers(e.used, modes=True, sparse=e.storage.sparse, selective="selective" in e.recomputation_modes)
 
 
 def _helper_imports(e: Emission) -> list[str]:
@@ -135,7 +137,7 @@ def _classes(e: Emission) -> Context:
 
 
 def _pipeline(e: Emission) -> Context | None:
-    return {"pipeline": e.pipeline} if e.pipeline else None
+    return {"pipeline": e.pipeline, "modes": e.used.modes} if e.pipeline else None
 
 
 def _pipeline_imports(e: Emission) -> list[str]:
@@ -191,6 +193,8 @@ def _step(e: Emission) -> Context:
     reduction = e.plan.graph.nodes[e.plan.graph.loss].get("reduction", "mean")
     return {
         "shares": e.shares,
+        "reading": e.reading,
+        "modes": e.used.modes,
         "reduction": reduction if e.divisors else "whole",
         "divisors": e.divisors,
         "loss_axes": [axis for axis, letter, size in letters if letter == P and size > 1],
@@ -216,8 +220,20 @@ def _data(e: Emission) -> Context:
     return training.data(e.plan.graph, e.plan.batch, e.used)
 
 
+def _own_samples(e: Emission) -> Context | None:
+    """The samples that each rank reads; ranks of a plan whose inputs count no samples read the same."""
+    if not any(atoms(e.plan.graph)[index].batch for index in e.plan.graph.of("input")):
+        return None
+    text, in_parts = "torch.arange(BATCH)", bool(e.reading) and e.accumulates
+    text += ".view(MICRO_BATCHES, -1)" if in_parts else ""
+    for axis in e.reading:
+        text = f"cut({text}, {int(in_parts)}, mesh.{axis})"
+    return {"numbers": text + (".flatten()" if in_parts else "")}
+
+
 def _main(e: Emission) -> Context:
     return {
+        **training.rate(e.plan.graph, e.plan.batch),
         "samples": sample_lines(e.plan.graph, e.plan.batch) is not None,
         "overlaps_steps": e.pipeline is not None and e.pipeline["stale"],
         "builds_on_device": True,
@@ -261,5 +277,6 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("training_step.jinja", _whole_step),
     Feature("stages.jinja", _pipelined_step),
     Feature("data.jinja", _data),
-    Feature("main.jinja", _main),
+    Feature("own_samples.jinja", _own_samples, imports=lambda _: ["import itertools"]),
+    Feature("main.jinja", _main, imports=lambda _: ["import time"]),
 )

@@ -15,6 +15,7 @@ from ..common.losses import counted, label_count
 from ..common.names import roles, short_names
 from ..common.statements import reads_mesh
 from ..common.text import wrap
+from ..templates import environment
 from .block_chains import chains
 from .block_classes import BlockClasses
 from .constructors import Constructors, axes_line
@@ -54,6 +55,8 @@ class ModelClasses(Constructors):
 
     def text(self) -> str:
         model = self.model("Model", "The model; every rank computes its part of it.", "mesh, dtype=DTYPE")
+        if self.used.modes:
+            model += f"\n\n{environment().get_template('modes.jinja').render()}"
         return "\n\n\n".join([*self.classes.texts(), model])
 
     def model(self, title: str, doc: str, arguments: str) -> str:
@@ -282,10 +285,10 @@ class ModelClasses(Constructors):
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss
 
     def _function(
-        self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str], axes: Sequence[str] = ()
+        self, name: str, arguments: Sequence[str], doc: str, lines: Sequence[str], axes: Sequence[str] | None = None
     ) -> list[str]:
         head = wrap(f"def {name}({', '.join(['self', *arguments])}):", 4)
-        body = [*axes_line(lines, axes or self.plan.axes, "mesh"), *lines]
+        body = [*axes_line(lines, self.plan.axes if axes is None else axes, "mesh"), *lines]
         if reads_mesh(body):
             body.insert(0, "        mesh = self.mesh")
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]
