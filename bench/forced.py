@@ -38,7 +38,7 @@ from ..model.errors import NoPlanError, PartitaError
 from ..model.graph.pcg import PCG, SOURCES
 from ..model.graph.stages import boundaries
 from ..model.machine.machine import Machine
-from ..model.training import Training
+from ..model.training import PROJECTION, Training
 from ..solvers.budget import Budget
 from ..solvers.executors import Serial
 from .cases import Row, Tell
@@ -160,7 +160,7 @@ def case(seed: int) -> Case:
     """The case of a seed."""
     rng = Random(seed)
     module, x = random_module(rng)
-    graph = capture(module, (x,), batch=len(x))
+    graph = capture(module, (x,), batch=len(x), loss=PROJECTION)
     return Case(seed, module, graph, len(x), random_machine(rng), rng.uniform(0.3, 1.0) if rng.random() < 0.5 else None)
 
 

@@ -27,7 +27,7 @@ from ..codegen.verification import reference
 from ..codegen.verification.synthetic import synthetic
 from ..codegen.verification.threads import run_threads
 from ..codegen.verification.worker import load_program
-from ..model.capture.load import module_of
+from ..model.capture.load import model_of
 from ..model.errors import PartitaError
 from ..model.machine.precision import precision
 from .allocations import Allocations
@@ -72,7 +72,7 @@ def measure(
         raise PartitaError(f"programs of space-time plans run in float32 or float64, not in {plan.dtype}")
     if device != "cpu" and plan.ranks > 1:
         raise PartitaError(f"a plan for {plan.ranks} ranks is measured on the CPU, not on one {device}")
-    built, _ = module or plan.module or module_of(plan.model)
+    built = (module or plan.module or model_of(plan.model))[0]
     graph, batch = (plan.pcg, plan.pcg.batch) if isinstance(plan, SpaceTimePlan) else (plan.graph, plan.batch)
     wide = torch.float64 if plan.dtype == "float64" else torch.float32  # in which state and data are given
     state = {name: _as(t, wide) for name, t in reference.state_of(reference.materialize(built)).items()}

@@ -25,6 +25,7 @@ from ..formulation.spacetime.op import Op, Phase
 from ..formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, swap
 from ..formulation.spacetime.transformation import split
 from ..model.capture.capture import capture
+from ..model.capture.objective import TrainedModule
 from ..model.graph.batch import with_batch
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
@@ -225,7 +226,7 @@ def planned(model: Model, name: str) -> SpaceTimePlan:
     """One plan on one device: a core of this computer, roughly."""
     graph = Graph(_graph(model))
     PLANS[name](graph, model.sharded)
-    module = model.module(), model.inputs()
+    module = TrainedModule(model.module(), model.inputs())
     return space_time(graph, Machine.load("cpu", nodes=1), module=module)
 
 

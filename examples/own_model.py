@@ -1,7 +1,8 @@
 """A model for the command line: `partita plan examples/own_model.py:translator --small --hierarchy 2x2 -o plan`.
 
 A factory takes any of `small` and `sequence` by name and returns the module and example inputs, whose dim 0 counts
-samples. The module returns its loss. Weights are made on the meta device: planning needs shapes only.
+samples. The module returns its loss; of one that does not, a third item says what its loss is
+(docs/what-is-trained.md). Weights are made on the meta device: planning needs shapes only.
 """
 
 import torch

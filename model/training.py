@@ -11,6 +11,18 @@ from .machine.precision import PRECISIONS
 from .optimizers import OPTIMIZERS
 from .options import check_choice, check_count, option
 
+PROJECTION = "projection"
+"""The name of the objective of a module without loss: its outputs, projected on fixed noise."""
+
+LOSS = option(str, f"{PROJECTION}: minimize a random projection of the outputs, to check a module that has no loss.")
+
+
+def check_loss_name(loss: str | None) -> None:
+    """PartitaError unless `loss` is None (the module's own) or `PROJECTION`."""
+    if loss is not None:
+        check_choice("--loss", loss, (PROJECTION,))
+
+
 DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
 
 
@@ -34,9 +46,9 @@ class Training:
     """One training step: `batch` samples over all ranks, computed in `dtype`, updated by `optimizer`.
 
     `dtype` is a name of `PRECISIONS`, or several joined by commas, of which the fastest is taken (`each_dtype`).
-    `statistics`: what a batch norm normalizes over. `sequence`: tokens in a sample, None for the model's own.
-    `allow_unknown`: operators without rules are opaque, instead of being refused.
-    PartitaError: a value out of range, an unknown name.
+    `loss`: None for the module's own, or `PROJECTION`. `statistics`: what a batch norm normalizes over. `sequence`:
+    tokens in a sample, None for the model's own. `allow_unknown`: operators without rules are opaque, instead of being
+    refused. PartitaError: a value out of range, an unknown name.
     """
 
     batch: int = field(metadata=option(int, "Samples in a step, over all ranks."))
@@ -56,6 +68,7 @@ class Training:
         default="batch",
         metadata=option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part)."),
     )
+    loss: str | None = field(default=None, metadata=LOSS)
     allow_unknown: bool = field(
         default=True,
         metadata=option(
@@ -74,6 +87,7 @@ class Training:
             check_choice("--dtype", name, PRECISIONS, shown=DTYPES)
         check_choice("--optimizer", self.optimizer, OPTIMIZERS)
         check_choice("--statistics", self.statistics, STATISTICS)
+        check_loss_name(self.loss)
 
     def each_dtype(self) -> tuple[Training, ...]:
         """This training in each of its dtypes."""

@@ -30,8 +30,7 @@ from .choice import Choice, letter_text
 from .delegation import call
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from ...model.capture.objective import TrainedModule
     from ..parallel_graph.graph import ParallelGraph
 
 
@@ -46,10 +45,10 @@ class Plan:
     It is its own single stage (`stages`); a `PipelinePlan` has several, each of them a `Plan`. `model` says how to
     build the module again: reference, small, sequence, batch. `report` holds what the search found: status,
     objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the module
-    that was planned, with its example inputs, where the plan was made from one; it is not saved. `recompute` names the
-    segments (`model.graph.segments`) whose forward runs once more before their backward: `full` or `selective`.
-    `names` are those of the axes, where stages share them; not saved either. Of a stage of a pipeline, `in_flight`
-    micro-batches are kept for backward at once, and `transfer` is the price of a message to the next stage.
+    that was planned, with its example inputs and loss, where the plan was made from one; it is not saved. `recompute`
+    names the segments (`model.graph.segments`) whose forward runs once more before their backward: `full` or
+    `selective`. `names` are those of the axes, where stages share them; not saved either. Of a stage of a pipeline,
+    `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a message to the next stage.
     """
 
     graph: PCG
@@ -61,7 +60,7 @@ class Plan:
     optimizer: str = "adamw"
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
-    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    module: TrainedModule | None = field(default=None, compare=False, repr=False)
     recompute: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
@@ -252,7 +251,7 @@ class PipelinePlan(Plan):
     _: KW_ONLY  # else these would precede `row`
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
-    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    module: TrainedModule | None = field(default=None, compare=False, repr=False)
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
     transfer: CollectivePrice | None = None

@@ -28,25 +28,28 @@ from .spacetime_file import FORMAT, KIND
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...model.capture.objective import Loss, TrainedModule
+
 Write: TypeAlias = Callable[[Graph, Sequence[int]], Any]
 """A user's plan function: transforms, assigns and orders the operators of a graph on devices."""
 
 
-def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) -> Graph:
+def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None, *, loss: Loss = None) -> Graph:
     """The operators of a module or captured graph, for a plan to transform, assign and order.
 
-    `inputs`: example inputs as for `capture`; `batch`: samples of a whole step. User-defined transformations are proved
-    before they are applied. Raises PartitaError if the module cannot be captured or is not supported.
+    `inputs` and `loss` are those of `capture`; `batch`: samples of a whole step. User-defined transformations are
+    proved before they are applied. Raises PartitaError if the module cannot be captured or is not supported.
     """
     from ...solvers.spacetime.prove import prover
 
     if isinstance(model, PCG):
         return Graph(model if batch is None else with_batch(model, batch), prover)
     from ...model.capture.capture import capture
+    from ...model.capture.objective import TrainedModule
 
-    captured = capture(model, inputs)
+    captured = capture(model, inputs, loss=loss)
     made = Graph(captured if batch is None else with_batch(captured, batch), prover)
-    made.module = model, inputs
+    made.module = TrainedModule(model, inputs, loss)
     return made
 
 
@@ -54,8 +57,8 @@ def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None) 
 class SpaceTimePlan:
     """A validated plan on a machine: its ordered tasks with their communication.
 
-    `model`: how to rebuild the module (reference, small, sequence). `module`: the module with its example inputs, if
-    the plan was made from one; not saved.
+    `model`: how to rebuild the module (reference, small, sequence). `module`: the module with its example inputs and
+    loss, if the plan was made from one; not saved.
     """
 
     program: Materialized
@@ -63,7 +66,7 @@ class SpaceTimePlan:
     dtype: str = "float32"
     optimizer: str = "adamw"
     model: Mapping[str, Any] = field(default_factory=dict)
-    module: tuple[nn.Module, Any] | None = field(default=None, compare=False, repr=False)
+    module: TrainedModule | None = field(default=None, compare=False, repr=False)
 
     @property
     def pcg(self) -> PCG:
@@ -154,7 +157,7 @@ def space_time(
     optimizer: str = "adamw",
     communication: str = "rvd",
     model: Mapping[str, Any] | None = None,
-    module: tuple[nn.Module, Any] | None = None,
+    module: TrainedModule | None = None,
 ) -> SpaceTimePlan:
     """Validate, order and materialize the plan that the operators of `graph` form.
 

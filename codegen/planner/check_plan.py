@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from ...formulation.spacetime.order import PlanConflict
-from ...model.capture.load import failure, import_file, load_module
+from ...model.capture.load import failure, import_file, load_model
 from ...model.errors import PartitaError
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
 from .check_request import CheckRequest
@@ -45,8 +45,9 @@ def check(request: CheckRequest) -> Checked:
         raise PartitaError(f"{request.file} defines no DEVICES: give --devices N")
     small = next((x for x in (request.small, constants["SMALL"]) if x is not None), request.model is None)
     sequence = request.sequence or constants["SEQUENCE"]
-    built = load_module(reference, small=small, sequence=sequence)
-    operators = graph(*built, batch=request.batch or constants["BATCH"])
+    built = load_model(reference, small=small, sequence=sequence)
+    loss = request.loss or built.loss
+    operators = graph(built.module, built.inputs, request.batch or constants["BATCH"], loss=loss)
     before = len(operators.ops)
     try:
         _run(write, operators, devices, request.file)

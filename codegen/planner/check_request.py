@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...model.optimizers import OPTIMIZERS
 from ...model.options import option
+from ...model.training import LOSS, check_loss_name
 
 if TYPE_CHECKING:
     from ...model.machine.machine import Machine
@@ -35,3 +36,7 @@ class CheckRequest:
         metadata=option(str, "float32 or float64; mixed-bfloat16 and mixed-float16 are predicted, not emitted."),
     )
     optimizer: str | None = field(default=None, metadata=option(str, ", ".join(OPTIMIZERS) + "."))
+    loss: str | None = field(default=None, metadata=LOSS)
+
+    def __post_init__(self) -> None:
+        check_loss_name(self.loss)

@@ -13,7 +13,7 @@ from ...solvers.gap import relative_gap
 from ...solvers.protocol import Progress
 
 if TYPE_CHECKING:
-    from torch import nn
+    from ...model.capture.objective import TrainedModule
 
 Tell: TypeAlias = Callable[[str | Progress], None]
 
@@ -22,12 +22,12 @@ Tell: TypeAlias = Callable[[str | Progress], None]
 class Context:
     """The model to plan, and where the news goes.
 
-    `model` describes the model in plan and report, `module` is the module itself with example inputs. Seconds count
-    from `start`. `save_network`: the file in which the first placement's cost network is kept.
+    `model` describes the model in plan and report, `module` is the module itself with example inputs and loss. Seconds
+    count from `start`. `save_network`: the file in which the first placement's cost network is kept.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
-    module: tuple[nn.Module, Any] | None = None
+    module: TrainedModule | None = None
     progress: Tell | None = None
     save_network: Path | None = None
     start: float = field(default_factory=time.monotonic)

@@ -28,6 +28,8 @@ from .problem import check_early
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...model.capture.objective import Loss
+
 
 @seldom_collected()
 def plan(
@@ -46,7 +48,8 @@ def plan(
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
     """
     from ...model.capture.capture import capture
-    from ...model.capture.load import load_module
+    from ...model.capture.load import load_model
+    from ...model.capture.objective import GIVEN
     from ...model.zoo import entry, zoo
 
     start = time.monotonic()
@@ -63,18 +66,20 @@ def plan(
     budget.backend()
     context = Context({}, None, progress, save_network, start)
     context.tell(f"capturing {reference}")
-    module, inputs = load_module(reference, small=small, sequence=training.sequence)
+    built = load_model(reference, small=small, sequence=training.sequence)
     graph = capture(
-        module,
-        inputs,
+        built.module,
+        built.inputs,
         batch=max(training.batch, 2),
         allow_unknown=training.allow_unknown,
         statistics=training.statistics,
+        loss=training.loss or built.loss,
     )
     sequence = training.sequence
     if sequence is None and known is not None:
         sequence = known.small_sequence if small else known.sequence
     model = {"reference": reference, "small": small, "sequence": sequence, "batch": training.batch}
+    model |= {"loss": GIVEN} if callable(built.loss) and not training.loss else {}
     return plan_graph(graph, machine, training, space, budget, replace(context, model=model))
 
 
@@ -95,6 +100,7 @@ def optimize(
     fix: Mapping[str, str] | None = None,
     allow_unknown: bool = True,
     statistics: str = "batch",
+    loss: Loss = None,
     rewrite: bool | str | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,
     cache: Store | Path | str | None = None,
@@ -111,27 +117,30 @@ def optimize(
     """Plan the training of a module.
 
     `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
-    of a step (default: the example's). The other keywords are the fields of `Training`, `SearchSpace` and `Budget`, as
-    the command line takes them: `dtype` and `schedule` may name several, of which the fastest is chosen; `stages` is a
-    number or "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules (True), by
-    these and the generated ones ("all"), or by those given if they are proved. `cache`: the folder where solved
-    networks are kept, "none", or None for the usual one (`PARTITA_CACHE`). `progress`: True prints to standard error,
-    or a function that takes words and `Progress`.
-    Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt
-    ended the search before any plan was found.
+    of a step (default: the example's). `loss` says what of the module's output is trained where it is not the only
+    scalar, nor named `loss`: a function of the output, or "projection", to check a module without loss. The other
+    keywords are the fields of `Training`, `SearchSpace` and `Budget`, as the command line takes them: `dtype` and
+    `schedule` may name several, of which the fastest is chosen; `stages` is a number or "auto". `rewrite`: choose among
+    all rewritings of the graph too, by the planner's rules (True), by these and the generated ones ("all"), or by those
+    given if they are proved. `cache`: the folder where solved networks are kept, "none", or None for the usual one
+    (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that takes words and `Progress`. Raises
+    PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt ended the
+    search before any plan was found.
     """
     from ...model.capture.capture import capture
+    from ...model.capture.objective import GIVEN, TrainedModule
 
     start = time.monotonic()
     tell = print_progress if progress is True else progress or None
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
-    graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics)
+    graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics, loss=loss)
     training = Training(
         batch or graph.batch,
         dtype_names(dtype),
         optimizer,
         statistics=statistics,
+        loss=loss if isinstance(loss, str) else None,
         allow_unknown=allow_unknown,
     )
     space = SearchSpace(
@@ -151,5 +160,6 @@ def optimize(
     budget = Budget(
         solver=solver, time_limit=time_limit, gap=gap, workers=workers, executor=executor, store=store_in(cache)
     )
-    model = {"reference": None, "batch": training.batch}
-    return plan_graph(graph, machine, training, space, budget, Context(model, (module, inputs), tell, start=start))
+    model = {"reference": None, "batch": training.batch, **({"loss": GIVEN} if callable(loss) else {})}
+    built = TrainedModule(module, inputs, loss)
+    return plan_graph(graph, machine, training, space, budget, Context(model, built, tell, start=start))

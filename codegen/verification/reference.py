@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...model.capture.capture import Inputs, outputs
+from ...model.capture.capture import Inputs
+from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
+from ...model.training import PROJECTION
 from ..emission.common.defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
 from ..emission.templates.counters import dropout_mask, projection_weights
 from .statistics import InPieces, Pieces
@@ -98,13 +100,12 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(kept)
 
 
-def loss_of(result: Any, seed: int) -> Tensor:
-    """The loss that the module returns, or the sum of projections of the tensors that it returns."""
-    scalar, tensors = outputs(result)
-    if scalar:
-        return tensors[0].reshape(())
+def loss_of(found: Objective, seed: int) -> Tensor:
+    """The scalar that is minimized: the loss, or the sum of the projections."""
+    if not found.projected:
+        return found.tensors[0].reshape(())
     total = torch.zeros((), dtype=torch.float64)
-    for site, x in enumerate(tensors):
+    for site, x in enumerate(found.tensors):
         index = torch.arange(x.numel()).view(x.shape)
         total = total + (x * projection_weights(index, seed, site).to(x.dtype)).sum()
     return total
@@ -200,31 +201,50 @@ def train(
     return Outcome(losses, gradients, state_of(module))
 
 
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """How the training of a module went, which output of it was trained, and whether it left float64 by itself."""
+
+    outcome: Outcome
+    objective: str
+    narrow: bool
+
+
 def train_module(
-    module: nn.Module,
-    example: Inputs,
+    model: TrainedModule,
     graph: PCG,
     batches: Sequence[Mapping[str, Tensor]],
     optimizer: str,
     seed: int,
     semantics: Semantics = PLAIN,
-) -> tuple[Outcome, bool]:
-    """Train a user's module (from `materialize`); also whether the module left float64 by itself.
+) -> Truth:
+    """Train a user's module (from `materialize`) on the objective of its captured graph.
 
-    Raises PartitaError where the module fails, or draws fewer dropout masks than its graph has.
+    Raises PartitaError where the module fails, or draws fewer dropout masks than its graph has, or has a loss where the
+    graph projects its outputs.
     """
+    module, example = model.module, Inputs.of(model.module, model.inputs)
     sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
-    narrow = []
+    projected = bool(graph.of("projection"))
+    if projected and callable(model.loss):
+        raise PartitaError(f"the plan was made with loss={PROJECTION!r}, not with a loss that verify could compare")
+    narrow, words = [], []
 
     def loss_of_step(batch: Mapping[str, Tensor], step: int) -> Tensor:
         try:
             with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
-                loss = loss_of(example.call(module, [batch[name] for name in example.names]), seed)
+                result = example.call(module, [batch[name] for name in example.names])
+                found = objective(result, PROJECTION if projected else model.loss, module)
+                loss = loss_of(found, seed)
+        except PartitaError:
+            raise
         except Exception as error:  # whatever the user's forward raises
             raise PartitaError(f"the module fails on random inputs: {type(error).__name__}: {error}") from error
         if counted.sites < sites:
             raise PartitaError(f"the module draws {counted.sites} dropout masks, its graph {sites}")
         narrow.append(counted.narrow)
+        words.append(found.words)
         return loss
 
-    return train(module, loss_of_step, batches, optimizer, semantics), any(narrow)
+    outcome = train(module, loss_of_step, batches, optimizer, semantics)
+    return Truth(outcome, words[0], any(narrow))

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ...model.capture.capture import Inputs
-from ...model.capture.load import module_of
+from ...model.capture.load import model_of
+from ...model.capture.objective import GIVEN, Loss, TrainedModule
 from ...model.errors import PartitaError
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import P, is_split
@@ -45,6 +45,7 @@ def verify(
     *,
     module: nn.Module | None = None,
     inputs: Any = None,
+    loss: Loss = None,
     timeout: float = 600.0,
 ) -> dict[str, Any]:
     """Train a plan's program and the module, and compare; of a folder (or its plan.json) the program.py there is run.
@@ -54,12 +55,14 @@ def verify(
     max|a - b| / (1 + max|b|) over the elements of a tensor, then the largest over tensors. `ok`: all errors are at
     most `tolerance`, and nothing is missing; otherwise `failure` gives the reason. `program` is the file that was
     checked, None for a program emitted only for this. `level`: ranks are threads of this process, or processes that
-    torchrun starts. `module` and `inputs` are needed if the plan neither has its module nor says how to build it.
+    torchrun starts. `module` and `inputs` are needed if the plan neither has its module nor says how to build it, and
+    then `loss` if one was given for the plan. `objective` says which output of the module was trained.
     Raises PartitaError for a folder without program, a wrong number of ranks, and a plan too large for this machine's
     memory.
     """
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
-        trial = _trial(target, Path(folder), ranks, steps, module, inputs)
+        given = None if module is None else TrainedModule(module, inputs, loss)
+        trial = _trial(target, Path(folder), ranks, steps, given)
         return run([trial], level, timeout=timeout)[0]
 
 
@@ -72,7 +75,7 @@ def verify_all(
         for number, target in enumerate(targets):
             own = Path(folder) / str(number)
             own.mkdir()
-            trials.append(_trial(target, own, None, steps, None, None))
+            trials.append(_trial(target, own, None, steps, None))
         return run(trials, level, timeout=timeout)
 
 
@@ -87,6 +90,7 @@ class Trial:
     batches: Sequence[Mapping[str, Tensor]] = field(repr=False)
     truth: Outcome = field(repr=False)
     tolerance: float
+    objective: str = "the graph's loss"  # what is trained, in words
     emitted: bool = False  # for this trial only: the file is temporary
 
 
@@ -95,8 +99,7 @@ def _trial(
     folder: Path,
     ranks: int | None,
     steps: int,
-    module: nn.Module | None,
-    inputs: Any,
+    given: TrainedModule | None,
 ) -> Trial:
     """What `verify` runs: the program in the folder of a saved plan, or one that a plan emits into `folder`."""
     plan = load_any(target) if isinstance(target, Path | str) else target
@@ -107,15 +110,18 @@ def _trial(
     if ranks is not None and ranks != plan.ranks:
         raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: {again}")
     check_memory(plan)
-    if module is None:
-        module, inputs = plan.module or module_of(plan.model)
+    model = given or plan.module or model_of(plan.model)
+    if given and given.loss is None and plan.model.get("loss") == GIVEN:
+        raise PartitaError(
+            "the plan trains a function of the module's output, which is not saved: give verify its loss"
+        )
     if isinstance(target, Path | str):
         path = _program_beside(Path(target), command)
     else:
         path = folder / "program.py"
         target.emit(path)
     made = trial(
-        path, graph, (module, inputs), plan.ranks, plan.batch,
+        path, graph, model, plan.ranks, plan.batch,
         optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),
     )  # fmt: skip
     return replace(made, emitted=not isinstance(target, Path | str))
@@ -144,14 +150,14 @@ def _program_beside(saved: Path, command: str) -> Path:
 def trial(
     path: Path,
     graph: PCG,
-    module: tuple[nn.Module, Any],
+    model: TrainedModule,
     ranks: int,
     samples: int,
     optimizer: str,
     steps: int = 3,
     semantics: Semantics = PLAIN,
 ) -> Trial:
-    """Train a module, called like with its example inputs, to know what the program at `path` must compute.
+    """Train a module, called as with its example inputs, to know what the program at `path` must compute.
 
     `samples`: the batch of one step, over all ranks and micro-batches.
     """
@@ -160,13 +166,12 @@ def trial(
     program = load_program(path)
     if ranks != program.RANKS:
         raise PartitaError(f"{path} is a program for {program.RANKS} ranks, its plan for {ranks}")
-    whole = reference.materialize(module[0])
-    example = Inputs.of(whole, module[1])
-    state = reference.state_of(whole)
+    whole = model._replace(module=reference.materialize(model.module))
+    state = reference.state_of(whole.module)
     batches = [synthetic(graph, samples, step) for step in range(steps)]
-    truth, narrow = reference.train_module(whole, example, graph, batches, optimizer, program.SEED, semantics=semantics)
-    tolerance = TOLERANCE_NARROW if narrow else TOLERANCE
-    return Trial(path, graph, ranks, state, batches, truth=truth, tolerance=tolerance)
+    found = reference.train_module(whole, graph, batches, optimizer, program.SEED, semantics=semantics)
+    tolerance = TOLERANCE_NARROW if found.narrow else TOLERANCE
+    return Trial(path, graph, ranks, state, batches, found.outcome, tolerance, objective=found.objective)
 
 
 # Running and judging
@@ -235,6 +240,7 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
         "ranks": each.ranks,
         "level": level,
         "dtype": "float64",
+        "objective": each.objective,
         "tolerance": each.tolerance,
         "loss_error": None,
         "gradient_error": None,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...model.errors import PartitaError
 from ...model.graph.atoms import Atoms, atoms, dimensions
@@ -20,6 +20,9 @@ from ..substitution.rule import Rule
 from .mask import VALUE, PTensor
 from .op import Op, Phase, differentiable
 from .transformation import BATCH, Dim
+
+if TYPE_CHECKING:
+    from ...model.capture.objective import TrainedModule
 
 Prover = Callable[[Rule], str]
 """Empty if the rule is proved, otherwise the reason why not."""
@@ -53,7 +56,7 @@ class Graph:
                 "a graph with rewriting alternatives has no unique list of operators: pass the rewritten graph"
             )
         self.pcg = pcg
-        self.module: tuple[Any, Any] | None = None  # the captured module and its example inputs, if known
+        self.module: TrainedModule | None = None  # the captured module, if known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
         self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)

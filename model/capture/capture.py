@@ -1,12 +1,11 @@
 """Capture: from an nn.Module and example inputs to a PCG, by torch.export, without computing or copying weights."""
 
 import copy
-import dataclasses
 import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from .aten.batch_norm import stop_counting
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
 from .merged_lookups import merge_lookups
+from .objective import Loss, Objective, TrainedModule, check_loss, objective
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
@@ -99,48 +99,26 @@ def _name(path: Sequence[Any]) -> str:
     return "_".join(part for part in parts if part)
 
 
-def outputs(result: Any) -> tuple[bool, list[torch.Tensor]]:
-    """(True, [the loss]) if the module returns one, else (False, the floating tensors that it returns)."""
-    if isinstance(result, torch.Tensor) and result.numel() == 1 and result.is_floating_point():
-        return True, [result]
-    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
-    if isinstance(loss, torch.Tensor):
-        return True, [loss]
-    return False, [t for t in _tensors(result) if t.is_floating_point()]
+class _Found:
+    """What forward minimizes; torch.export restores attributes of modules, not those of this value."""
 
-
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    inner: Iterable[Any] = ()
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, Mapping):
-        inner = result.values()
-    elif isinstance(result, list | tuple):
-        inner = result
-    elif dataclasses.is_dataclass(result):
-        inner = (getattr(result, field.name) for field in dataclasses.fields(result))
-    for value in inner:
-        yield from _tensors(value)
-
-
-class _Flag:
-    """A value that forward can set; torch.export restores attributes of modules."""
-
-    value = False
+    objective: Objective | None = None
 
 
 class _Exported(nn.Module):
-    """The module with flat inputs and outputs; after forward, `scalar` is True if it returned a loss."""
+    """The module with flat inputs and what it minimizes as outputs, of which `found` knows more after forward."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+    def __init__(self, module: nn.Module, inputs: Inputs, loss: Loss) -> None:
         super().__init__()
         self.module = module
         self.inputs = inputs
-        self.scalar = _Flag()
+        self.loss = loss
+        self.found = _Found()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.scalar.value, found = outputs(self.inputs.call(self.module, tensors))
-        return tuple(found)
+        found = objective(self.inputs.call(self.module, tensors), self.loss, self.module)
+        self.found.objective = found
+        return found.tensors
 
 
 def _without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -178,13 +156,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _export(
-    module: nn.Module, inputs: Inputs, batch: int, layers: Mapping[str, int]
-) -> tuple[torch.export.ExportedProgram, bool]:
-    """The program at `batch` samples, and whether it returns a loss. Of equal `layers` it holds two."""
+    model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int]
+) -> tuple[torch.export.ExportedProgram, Objective]:
+    """The program at `batch` samples, and what it minimizes. Of equal `layers` it holds two."""
+    module = model.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _without_memory(module, mode)
     note_calls(copied, layers)
-    wrapped = _Exported(copied, inputs)
+    wrapped = _Exported(copied, inputs, model.loss)
     with mode:
         examples = tuple(
             torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
@@ -198,7 +177,8 @@ def _export(
     except Exception as error:  # from the user's forward, or what torch.export does not support
         reason = str(error).strip().split("\n")[0]
         raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
-    return program, wrapped.scalar.value
+    assert wrapped.found.objective is not None
+    return program, wrapped.found.objective
 
 
 def capture(
@@ -208,13 +188,15 @@ def capture(
     batch: int | None = None,
     allow_unknown: bool = True,
     statistics: str = "batch",
+    loss: Loss = None,
 ) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
     `inputs`: arguments of `module.forward`, a tuple or a dict; their values do not matter. They may be on meta, as may
     the module, which is not changed. Dim 0 of every input of the same size as dim 0 of the first one counts samples.
-    The loss is the scalar output, or `.loss` of the output; otherwise each floating tensor of the output is projected
-    on fixed noise and the sum is the loss. `statistics`: what batch norms in training normalize over (their batch
+    The loss is the only floating scalar that the module returns, or of several the one named `loss`. `loss` says which
+    it is otherwise: a function of the output, or "projection", which projects each floating tensor of the output on
+    fixed noise and takes the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in training normalize over (their batch
     counter is left out). Raises PartitaError that names the operator, the module and the line of what has no
     translation; with `allow_unknown` a pure operator without one is opaque: it is split along the dims in which it is
     found to be independent, by running it on small tensors, and whole along the others.
@@ -227,21 +209,22 @@ def capture(
     if lazy is not None:
         raise PartitaError(f"{lazy!r} has no shape yet: call the module once before capture")
     check_hooks(module)
+    check_loss(loss)
     found = Inputs.of(module, inputs)
     samples = max(2, found.batch) if batch is None else batch
     if samples < 1:
         raise PartitaError(f"batch {batch} is not positive")
-    layers = equal_layers(module)
+    model, layers = TrainedModule(module, inputs, loss), equal_layers(module)
     try:
-        return _captured(module, found, samples, layers, allow_unknown, statistics)
+        return _captured(model, found, samples, layers, allow_unknown, statistics)
     except PartitaError:
         if not layers:
             raise
-        return _captured(module, found, samples, {}, allow_unknown, statistics)  # other errors are raised again
+        return _captured(model, found, samples, {}, allow_unknown, statistics)  # other errors are raised again
 
 
 def _captured(
-    module: nn.Module,
+    model: TrainedModule,
     inputs: Inputs,
     batch: int,
     layers: Mapping[str, int],
@@ -249,7 +232,8 @@ def _captured(
     statistics: str,
 ) -> PCG:
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
-    program, scalar = _export(module, inputs, batch, layers)
+    module = model.module
+    program, found = _export(model, inputs, batch, layers)
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
     translation = (Repeating if layers else Translation)(TABLE, builder, unknown, statistics)
@@ -258,9 +242,12 @@ def _captured(
     results = translation.run(program.graph, sources)
     _check_changes(program, translation)
     check_updates(builder.nodes)
-    if not results:
-        raise PartitaError(f"{type(module).__name__}.forward returns no floating tensor, so there is nothing to train")
-    loss = _loss(builder, results, scalar)
+    loss = _loss(builder, results, found)
+    if model.loss is None and not _reads(builder, loss):
+        raise PartitaError(
+            f"{found.words}, the scalar that {type(module).__name__}.forward returns, depends on no input, so it is no "
+            "loss: give loss=lambda out: ..."
+        )
     return _finish(builder, loss, _aliases(module), translation.limits)
 
 
@@ -341,9 +328,18 @@ def _check_changes(program: torch.export.ExportedProgram, translation: Translati
         raise PartitaError(f"forward changes {names} in place; only the running statistics of batch norms may change")
 
 
-def _loss(builder: Builder, results: Sequence[Any], scalar: bool) -> int:
+def _reads(builder: Builder, loss: int) -> bool:
+    """True if the loss depends on an input."""
+    reached = {loss}
+    for index in reversed(range(loss + 1)):
+        if index in reached:
+            reached.update(builder.nodes[index].inputs)
+    return any(builder.nodes[index].op == "input" for index in reached)
+
+
+def _loss(builder: Builder, results: Sequence[Any], found: Objective) -> int:
     """The loss; results that are not a loss are projected and added up."""
-    if scalar:
+    if not found.projected:
         (loss,) = results
         return loss if not builder.nodes[loss].shape else builder.add("view", int(loss), shape=(), name="loss")
     total: int | None = None

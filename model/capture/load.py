@@ -13,35 +13,46 @@ import torch
 from torch import nn
 
 from ..errors import PartitaError
+from .objective import TrainedModule
 from .references.scheme import SCHEMES, Build
 
 
-def module_of(model: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    """The module that a plan names, with weights, and example inputs. Raises PartitaError if it names none."""
+def model_of(model: Mapping[str, Any]) -> TrainedModule:
+    """The model that a plan names, with weights. Raises PartitaError if it names none."""
     reference = model.get("reference")
     if not (reference and isinstance(reference, str)):
         raise PartitaError("the plan does not say how to build its module: give verify the module and its inputs")
-    return load_module(reference, small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
+    return load_model(reference, small=bool(model.get("small")), sequence=model.get("sequence"), device="cpu")
 
 
 def load_module(
     reference: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
 ) -> tuple[nn.Module, Any]:
-    """The module that a reference names, and example inputs (a tuple or a dict).
+    """The module of `load_model`, and its example inputs."""
+    module, inputs, _ = load_model(reference, small=small, sequence=sequence, device=device)
+    return module, inputs
+
+
+
+def load_model(
+    reference: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
+) -> TrainedModule:
+    """The module that a reference names, example inputs (a tuple or a dict), and its loss.
 
     References of `references.scheme.SCHEMES` need the package of their scheme; on meta their weights take no memory and
     their buffers have values. A factory takes no arguments, or `small` and `sequence` by name, and returns
-    (module, inputs). It runs with `device` as the default device: on meta weights take no memory, on cpu buffers have
-    values. A factory that fails on meta, since it needs values, runs on the CPU. Raises PartitaError if there is no
-    factory or no such model, or it fails, or returns something else.
+    (module, inputs), or (module, inputs, loss) with a function of the module's output (see `objective`). It runs with
+    `device` as the default device: on meta weights take no memory, on cpu buffers have values. A factory that fails on
+    meta, since it needs values, runs on the CPU. Raises PartitaError if there is no factory or no such model, or it
+    fails, or returns something else.
     """
     if ":" not in reference and not reference.endswith(".py"):
         from ..zoo import build
 
-        return build(reference, small=small, sequence=sequence, device=device)
+        return TrainedModule(*build(reference, small=small, sequence=sequence, device=device))
     scheme, _, rest = reference.partition(":")
     if scheme in SCHEMES:
-        return SCHEMES[scheme].load(rest, Build(small, sequence, device))
+        return TrainedModule(*SCHEMES[scheme].load(rest, Build(small, sequence, device)))
     path, _, name = reference.rpartition(":")
     if not path or not name.isidentifier():
         raise PartitaError(f"{reference!r}: name the function that builds the model, as in {path or name}:factory")
@@ -100,20 +111,24 @@ def _options(factory: Callable[..., Any], reference: str, small: bool, sequence:
 
 def _call(
     factory: Callable[..., Any], options: dict[str, Any], device: str, file: Path, reference: str
-) -> tuple[nn.Module, Any]:
+) -> TrainedModule:
     try:
         with torch.device(device):
             made = factory(**options)
     except (Exception, SystemExit) as error:
         raise PartitaError(failure(f"{reference} failed", error, file)) from error
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        raise PartitaError(f"{reference} must return (module, example inputs), not {_describe(made)}")
-    module, inputs = made
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+        raise PartitaError(
+            f"{reference} must return (module, example inputs) or (module, example inputs, loss), not {_describe(made)}"
+        )
+    module, inputs, loss = TrainedModule(*made)
+    if not (loss is None or callable(loss)):
+        raise PartitaError(f"{reference} must return its loss as a function of the module's output, not {loss!r}")
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, tuple | list | Mapping):
         raise PartitaError(f"{reference} must return its example inputs as a tuple or a dict, not {_describe(inputs)}")
-    return module.train(), inputs
+    return TrainedModule(module.train(), inputs, loss)
 
 
 def _describe(value: Any) -> str:

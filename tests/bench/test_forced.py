@@ -18,7 +18,14 @@ DEVICE = Device("slow", 2**34, 0, 4.7e9, {"float32": 8.5e8}, 1.0, 0.0)
 
 def case_of(x: torch.Tensor, *blocks: Block, levels: tuple[Level, ...], share: float | None = None) -> Case:
     module = Net(*blocks)
-    return Case(0, module, capture(module, (x,), batch=len(x)), len(x), Machine("slow", levels, DEVICE), share)
+    return Case(
+        0,
+        module,
+        capture(module, (x,), batch=len(x), loss="projection"),
+        len(x),
+        Machine("slow", levels, DEVICE),
+        share,
+    )
 
 
 def test_no_forced_plan_is_below_the_bound() -> None:

@@ -70,7 +70,7 @@ def test_right(name: str, force: Force, tmp_path: Path) -> None:
     """Forced at random, saved and read again."""
     rng = random.Random(name)
     module, inputs = Scaled(RIGHT[name], (4, 5)), (torch.zeros(6, 4, 5),)
-    graph = capture(module, inputs)
+    graph = capture(module, inputs, loss="projection")
     for sizes in ((2,), (2,), (3,), (2, 2)):
         plan = force(graph, sizes, rng, optimizer="sgd")
         plan.save(tmp_path / "plan.json")
@@ -80,7 +80,8 @@ def test_right(name: str, force: Force, tmp_path: Path) -> None:
 
 
 def test_indices_that_are_not_negative_are_read_as_they_are() -> None:
-    graph = capture(Scaled(lambda s, x: x[:, s.back.clamp(min=0) + torch.arange(3)], (4, 5)), (torch.zeros(6, 4, 5),))
+    module = Scaled(lambda s, x: x[:, s.back.clamp(min=0) + torch.arange(3)], (4, 5))
+    graph = capture(module, (torch.zeros(6, 4, 5),), loss="projection")
     assert graph.of("index") and not graph.of("where")
 
 
@@ -149,12 +150,12 @@ def part(name: str) -> nn.Module | None:
 def test_refused(name: str) -> None:
     compute, problem = REFUSED[name]
     with pytest.raises(PartitaError, match=problem.replace("(", r"\(")):
-        capture(Scaled(compute, (4, 5), part(name)), (torch.zeros(6, 4, 5),))
+        capture(Scaled(compute, (4, 5), part(name)), (torch.zeros(6, 4, 5),), loss="projection")
 
 
 def test_refusals_leave_torch_as_it_was() -> None:
     with pytest.raises(PartitaError):
-        capture(Scaled(REFUSED["own backward"][0], (4, 5)), (torch.zeros(6, 4, 5),))
+        capture(Scaled(REFUSED["own backward"][0], (4, 5)), (torch.zeros(6, 4, 5),), loss="projection")
     x = torch.ones(2, requires_grad=True)
     y: Tensor = Own.apply(x)
     with torch.inference_mode():
@@ -182,7 +183,9 @@ class Target(nn.Module):
 @pytest.mark.parametrize("compared", [False, True])
 def test_weights_that_no_gradient_reaches_do_not_decay(compared: bool) -> None:
     module, inputs = Target(compared), (torch.zeros(12, 5),)
-    plan = optimize(module, inputs, Machine.adhoc((2,)), mesh=(2,), dtype="float64", optimizer="adamw")
+    plan = optimize(
+        module, inputs, Machine.adhoc((2,)), mesh=(2,), dtype="float64", optimizer="adamw", loss="projection"
+    )
     frozen = [n.name for n in plan.graph.nodes if n.op == "parameter" and not n.gradient]
     assert frozen == ["target.weight", "target.bias"]
     assert verify(plan, module=module, inputs=inputs)["ok"]
@@ -204,5 +207,5 @@ class Twice(nn.Module):
 
 def test_an_input_read_without_gradient() -> None:
     module, inputs = Twice(), (torch.zeros(12, 5),)
-    plan = optimize(module, inputs, Machine.adhoc((2, 2)), mesh=(2, 2), dtype="float64")
+    plan = optimize(module, inputs, Machine.adhoc((2, 2)), mesh=(2, 2), dtype="float64", loss="projection")
     assert verify(plan, module=module, inputs=inputs)["ok"]

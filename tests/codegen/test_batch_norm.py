@@ -55,7 +55,9 @@ def dense() -> nn.Sequential:
 
 def planned(module: nn.Module, inputs: Any, mesh: tuple[int, ...], **options: Any) -> Plan:
     """The optimum, as the cost network and as the plan's own prices have it."""
-    plan = partita.optimize(module, inputs, Machine.adhoc(mesh), mesh=mesh, **{"dtype": "float64", **options})
+    plan = partita.optimize(
+        module, inputs, Machine.adhoc(mesh), mesh=mesh, **{"dtype": "float64", "loss": "projection", **options}
+    )
     found = stage_price(plan)
     assert (found.objective_ns, found.memory_bytes) == (plan.report["objective_ns"], plan.report["memory_bytes"])
     return plan
@@ -99,7 +101,7 @@ def test_any_number_of_dims(norm: nn.Module, shape: tuple[int, ...]) -> None:
 def test_plans_that_nobody_would_choose(force: Force, statistics: str, seed: int) -> None:
     """Any rows and layouts; with 7 samples a micro-batch, ranks that normalize alone have 4 and 3, or 3, 3 and 1."""
     count = {"batch": 1, "micro-batch": 2, "local": 1 + seed % 2}[statistics]
-    graph = with_batch(capture(Convolutions(), IMAGES, statistics=statistics), 14 // count)
+    graph = with_batch(capture(Convolutions(), IMAGES, statistics=statistics, loss="projection"), 14 // count)
     plan = force(graph, [(2,), (3,), (2, 2), (3, 2)][seed], random.Random(seed), None, count)
     same(plan, Convolutions(), IMAGES)
 
@@ -209,7 +211,7 @@ def test_mixed_precision_keeps_statistics_in_full(tmp_path: Path) -> None:
     """A mean far from zero, of more values than bfloat16 counts: what is summed in 16 bits would be far off."""
     module = nn.Sequential(nn.Embedding(7, 6), nn.Flatten(0, 1), nn.BatchNorm1d(6), nn.Linear(6, 2))
     inputs = (torch.zeros(64, 16, dtype=torch.int64),)
-    options: dict[str, Any] = {"mesh": (2,), "dtype": "mixed-bfloat16", "fix": {"2": "n:0"}}
+    options: dict[str, Any] = {"mesh": (2,), "dtype": "mixed-bfloat16", "fix": {"2": "n:0"}, "loss": "projection"}
     for statistics in ("batch", "local"):
         plan = partita.optimize(module, inputs, Machine.adhoc((2,)), statistics=statistics, **options)
         plan.emit(tmp_path / f"{statistics}.py")
@@ -277,14 +279,15 @@ def twice() -> nn.Module:
 )
 def test_refusals(module: nn.Module, words: str) -> None:
     with pytest.raises(PartitaError, match=words):
-        capture(module, (torch.zeros(6, 4),))
+        capture(module, (torch.zeros(6, 4),), loss="projection")
 
 
 def test_the_program_is_formatted(tmp_path: Path) -> None:
+    machine = Machine.adhoc((2, 2))
     for number, options in enumerate(({}, {"statistics": "local"}, {"dtype": "mixed-bfloat16"})):
         path = tmp_path / f"program{number}.py"
-        fix = {"first.1": "n,c"}
-        partita.optimize(Convolutions(), IMAGES, Machine.adhoc((2, 2)), mesh=(2, 2), fix=fix, **options).emit(path)
+        asked = {"mesh": (2, 2), "fix": {"first.1": "n,c"}, "loss": "projection"} | options
+        partita.optimize(Convolutions(), IMAGES, machine, **asked).emit(path)
         for command in (["format", "--diff"], ["check", "--select", "E,F,W,B,I"]):
             ruff = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "120", path]
             done = subprocess.run(ruff, capture_output=True, text=True)

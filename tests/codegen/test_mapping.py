@@ -27,7 +27,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def placed(perceptron: tuple[nn.Module, tuple[torch.Tensor]], machine: Machine, mapping: str) -> Placement:
-    plan = optimize(*perceptron, machine, mapping=mapping)
+    plan = optimize(*perceptron, machine, mapping=mapping, loss="projection")
     assert plan.report["space"]["placements"] == 1 and plan.report["status"] == "optimal"
     return plan.placement
 
@@ -52,8 +52,8 @@ def test_one_s_own_keeps_the_order_of_its_axes(perceptron: tuple[nn.Module, tupl
 
 def test_refusals(perceptron: tuple[nn.Module, tuple[torch.Tensor]]) -> None:
     with pytest.raises(PartitaError, match="--mesh and --mapping both fix the axes"):
-        optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity-2d", mesh=(2, 2))
+        optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity-2d", mesh=(2, 2), loss="projection")
     with pytest.raises(PartitaError, match="no machine mapping is called 'unity'"):
-        optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity")
+        optimize(*perceptron, Machine.adhoc((2, 2)), mapping="unity", loss="projection")
     with pytest.raises(PartitaError, match="--mesh and --mapping both fix the axes"):
         SearchSpace(mesh=(2, 2), mapping="unity-2d")

@@ -18,6 +18,7 @@ from partita.codegen.verification.reference import loss_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program, train
+from partita.model.capture.objective import objective
 
 MESHES = ((2,), (2, 2), (6,), (2, 3))
 
@@ -107,11 +108,14 @@ def test_mixed_precision(name: str) -> None:
 def test_data_come_in_float32(dtype: str, tmp_path: Path) -> None:
     """Float inputs are read in the dtype that the plan computes in."""
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    plan = optimize(model, (torch.zeros(4, 4),), Machine.adhoc((2,)), batch=4, dtype=dtype, mesh=(2,))
+    plan = optimize(
+        model, (torch.zeros(4, 4),), Machine.adhoc((2,)), batch=4, dtype=dtype, mesh=(2,), loss="projection"
+    )
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
     state = {name: p.detach() for name, p in model.named_parameters()}
     batches = [{"input": torch.ones(4, 4)}]
     outcome = run_threads(lambda _: train(program, state, batches, state, program.DTYPE), 2)[0]
-    whole = loss_of(model.double()(torch.ones(4, 4).double()), program.SEED)
+    result = model.double()(torch.ones(4, 4).double())
+    whole = loss_of(objective(result, "projection", model), program.SEED)
     assert outcome is not None and outcome.losses[0] == pytest.approx(whole.item(), abs=0.02)

@@ -118,7 +118,7 @@ def test_a_number_that_is_none_is_refused(plan: Plan, tmp_path: Path) -> None:
 
 def test_a_plan_keeps_the_module_that_it_was_made_from() -> None:
     module, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), torch.zeros(4, 6)
-    made = optimize(module, (x,), Machine.adhoc((2,)), batch=8)
+    made = optimize(module, (x,), Machine.adhoc((2,)), batch=8, loss="projection")
     assert made.module is not None and made.module[0] is module
     assert made.verify()["ok"]  # nothing but the plan says how to build it
     again = Plan.from_json(made.to_json())
@@ -136,16 +136,16 @@ def test_what_is_no_module_is_refused(module: Any) -> None:
 def test_no_plan_in_time_raises_with_its_summary() -> None:
     module, x = nn.Linear(6, 8), torch.zeros(4, 6)
     with pytest.raises(NoPlanError) as found:
-        optimize(module, (x,), Machine.adhoc((2,)), time_limit=1e-9)
+        optimize(module, (x,), Machine.adhoc((2,)), time_limit=1e-9, loss="projection")
     assert found.value.summary["status"] == "unknown" and not found.value.interrupted
-    assert found.value.summary.keys() == optimize(module, (x,), Machine.adhoc((2,))).summary().keys()
+    assert found.value.summary.keys() == optimize(module, (x,), Machine.adhoc((2,)), loss="projection").summary().keys()
 
 
 def test_progress_tells_of_plans_that_fit_and_get_no_worse() -> None:
     with torch.device("meta"):
         layers = [nn.Linear(256, 256) for _ in range(6)]
         module, x = nn.Sequential(*layers), torch.zeros(64, 256)
-    roomy = optimize(module, (x,), Machine.adhoc((2, 2)))
+    roomy = optimize(module, (x,), Machine.adhoc((2, 2)), loss="projection")
     tight = Machine.adhoc((2, 2))
     device = replace(tight.device, memory_bytes=tight.device.reserved_bytes + roomy.report["memory_bytes"] * 4 // 5)
     told: list[Progress] = []
@@ -153,6 +153,7 @@ def test_progress_tells_of_plans_that_fit_and_get_no_worse() -> None:
         module,
         (x,),
         replace(tight, device=device),
+        loss="projection",
         progress=lambda p: told.append(p) if isinstance(p, Progress) else None,
     )
     assert plan.report["objective_ns"] > roomy.report["objective_ns"] and plan.report["gap"] == 0
@@ -163,7 +164,8 @@ def test_progress_tells_of_plans_that_fit_and_get_no_worse() -> None:
 
 def test_the_space_lists_the_micro_batches_that_are_admitted() -> None:
     def counts(module: nn.Module) -> list[int]:
-        found: list[int] = optimize(module, (torch.zeros(4, 6),), Machine.adhoc((2,))).report["space"]["micro_batches"]
+        plan = optimize(module, (torch.zeros(4, 6),), Machine.adhoc((2,)), loss="projection")
+        found: list[int] = plan.report["space"]["micro_batches"]
         return found
 
     assert counts(nn.Linear(6, 8)) == [1, 2, 4]

@@ -71,7 +71,7 @@ def test_what_a_search_was_given_and_left_out(
     module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     machine = partita.Machine.adhoc(hierarchy)
     asked: dict[str, Any] = {"cache": "none", "workers": 1} | options
-    plan = partita.optimize(module, (torch.zeros(16, 16),), machine, **asked)
+    plan = partita.optimize(module, (torch.zeros(16, 16),), machine, loss="projection", **asked)
     space = plan.report["space"]
     assert space["fixed"] == fixed
     assert [phrase for phrase in space["outside"] if phrase != "offload"] == outside
@@ -85,7 +85,7 @@ def test_meshes_of_more_axes_than_are_searched_are_named() -> None:
     machine = partita.Machine.adhoc((2, 2, 2, 2))
     for options, named in ({}, True), ({"mesh": (2, 8)}, False):
         space = partita.optimize(
-            nn.Linear(16, 16), (torch.zeros(16, 16),), machine, stages=1, cache="none", **options
+            nn.Linear(16, 16), (torch.zeros(16, 16),), machine, loss="projection", stages=1, cache="none", **options
         ).report["space"]
         assert any("axes" in phrase for phrase in space["outside"]) == named
 
@@ -117,7 +117,13 @@ class Refusing:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_refusal_is_told_as_one(monkeypatch: pytest.MonkeyPatch, stages: int) -> None:
     module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
-    asked: dict[str, Any] = {"cache": "none", "stages": stages, "executor": Serial(), "time_limit": 60.0}
+    asked: dict[str, Any] = {
+        "loss": "projection",
+        "cache": "none",
+        "stages": stages,
+        "executor": Serial(),
+        "time_limit": 60.0,
+    }
 
     def planned(backend: Refusing) -> partita.Plan:
         monkeypatch.setattr(Budget, "backend", lambda self: backend)

@@ -254,7 +254,7 @@ class Experts(nn.Module):
 def test_selective_computes_no_product_again(kind: type[nn.Module], tmp_path: Path) -> None:
     """Products forward; those of backward come once in any mode."""
     found = dict[str, int]()
-    graph = capture(nn.Sequential(kind(), kind()), (torch.zeros(BATCH, PLACES, WIDTH),))
+    graph = capture(nn.Sequential(kind(), kind()), (torch.zeros(BATCH, PLACES, WIDTH),), loss="projection")
     for mode in ("none", "selective", "full"):
         path = tmp_path / f"{mode}.py"
         copies(graph, [mode] * 2, 1).emit(path)

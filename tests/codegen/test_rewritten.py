@@ -211,7 +211,7 @@ def test_a_batch_norm_in_evaluation_folds() -> None:
     """Its running statistics are constants, of which capture makes a product and a sum by channel."""
     module = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6).eval(), nn.ReLU())
     inputs = (torch.zeros(BATCH, 3, 5, 4),)
-    graph = capture(module, inputs)
+    graph = capture(module, inputs, loss="projection")
     (relu,), (conv,) = graph.of("relu"), graph.of("conv")
     add = graph.nodes[relu].inputs[0]
     (mul, shift), x = graph.nodes[add].inputs, graph.nodes[conv].inputs[0]

@@ -28,7 +28,7 @@ def machine(*sizes: int, bandwidth: float = 3e7, memory_bytes: int = 2**34) -> M
 
 
 def captured(module: nn.Module, *shape: int) -> PCG:
-    return capture(module, (torch.zeros(shape),), batch=shape[0])
+    return capture(module, (torch.zeros(shape),), batch=shape[0], loss="projection")
 
 
 def planned(graph: PCG, on: Machine, space: SearchSpace) -> Plan:

@@ -28,6 +28,7 @@ from partita.formulation.spacetime.primitives import op_assign, op_trans, place,
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import candidates, replicate, split, split_value
+from partita.model.capture.objective import TrainedModule
 from partita.model.errors import PartitaError
 from partita.model.graph.pcg import PCG
 from partita.solvers.spacetime.validate import validate
@@ -73,7 +74,7 @@ class Net(nn.Module):
 def captured(loss: str = "cross_entropy") -> tuple[nn.Module, dict[str, Tensor], PCG]:
     module = Net(loss)
     inputs = {name: torch.arange(48).reshape(8, 6) % 32 for name in ("ids", "labels")}
-    return module, inputs, partita.capture(module, inputs)
+    return module, inputs, partita.capture(module, inputs, loss="projection" if loss == "none" else None)
 
 
 def program(write: Write, loss: str = "cross_entropy") -> Materialized:
@@ -84,7 +85,7 @@ def program(write: Write, loss: str = "cross_entropy") -> Materialized:
 
 def judged(write: Write, loss: str = "cross_entropy", optimizer: str = "adamw", steps: int = 2) -> dict[str, Any]:
     made = program(write, loss)
-    machine, module = partita.Machine.adhoc((len(made.devices),)), captured(loss)[:2]
+    machine, module = partita.Machine.adhoc((len(made.devices),)), TrainedModule(*captured(loss)[:2])
     verdict = SpaceTimePlan(made, machine, optimizer=optimizer, module=module).verify(steps=steps)
     assert verdict["ok"], verdict
     assert verdict["checked"] > 50

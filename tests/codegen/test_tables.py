@@ -62,7 +62,8 @@ def planned(
     fix = (("tables", strategy),) if strategy else ()
     training = Training(BATCH, dtype, optimizer)
     space = SearchSpace(mesh=mesh, micro_batches=micro_batches, fix=fix, stages=1)
-    return plan_graph(capture(module, inputs, batch=BATCH), Machine.adhoc(mesh), training, space)
+    loss = None if isinstance(module, Clicks) else "projection"
+    return plan_graph(capture(module, inputs, batch=BATCH, loss=loss), Machine.adhoc(mesh), training, space)
 
 
 def judged(plan: Plan, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

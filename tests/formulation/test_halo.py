@@ -23,7 +23,7 @@ from partita.model.machine.roofline import Roofline
 
 
 def graph_of(module: nn.Module, *shape: int) -> tuple[PCG, int]:
-    graph = capture(nn.Sequential(nn.BatchNorm2d(shape[0]), module), (torch.zeros(2, *shape),))
+    graph = capture(nn.Sequential(nn.BatchNorm2d(shape[0]), module), (torch.zeros(2, *shape),), loss="projection")
     (index,) = (i for i, n in enumerate(graph.nodes) if n.op in special_strategy("halo").operators)
     return graph, index
 
@@ -110,7 +110,7 @@ def test_uneven_work() -> None:
 @pytest.mark.parametrize(("batch", "offered"), [(4, False), (6, True), (2, True)])
 def test_offered_where_samples_do_not_divide(batch: int, offered: bool) -> None:
     machine = Machine.adhoc((4,))
-    graph = capture(nn.Conv2d(4, 4, 3), (torch.zeros(2, 4, 16, 16),), batch=batch)
+    graph = capture(nn.Conv2d(4, 4, 3), (torch.zeros(2, 4, 16, 16),), batch=batch, loss="projection")
     (conv,) = graph.of("conv")
     moves = Transitions(machine, placements(machine.hierarchy, mesh=(4,))[0])
     args: Any = graph, conv, moves, Roofline(machine, "float32"), precision("float32")

@@ -50,7 +50,8 @@ def graph(name: str) -> PCG:
         module, inputs = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU()))), zeros(2, 64, 64)
     else:
         module, inputs = load_module(name, small=True)
-    return with_batch(capture(module, (inputs,) if name == "chain" else inputs), BATCH)
+    loss = "projection" if name == "chain" else None
+    return with_batch(capture(module, (inputs,) if name == "chain" else inputs, loss=loss), BATCH)
 
 
 def machine(devices: int, fast_links: bool = False) -> Machine:

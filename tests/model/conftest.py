@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.capture.capture import Inputs, capture, outputs
+from partita.model.capture.capture import Inputs, capture
+from partita.model.capture.objective import Loss, objective
 from partita.model.graph.dtypes import FLOATS
 from partita.model.graph.input_ranges import highs
 from partita.model.graph.interpreter import check_shapes, fixed_noise, run
 from partita.model.graph.pcg import PCG
+from partita.model.training import PROJECTION
 
 
 def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
@@ -85,10 +87,13 @@ def data(graph: PCG) -> dict[str, Tensor]:
 
 @pytest.fixture
 def agrees(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that captures a module, checks that graph and module agree, and returns the graph."""
+    """A function that captures a module, checks that graph and module agree, and returns the graph.
 
-    def check(module: nn.Module, inputs: Any, tolerance: float = 1e-10, **options: Any) -> PCG:
-        graph = capture(module, inputs, **options)
+    Most modules here have no loss: a projection of what they return is compared unless `loss` says otherwise.
+    """
+
+    def check(module: nn.Module, inputs: Any, tolerance: float = 1e-10, loss: Loss = PROJECTION, **options: Any) -> PCG:
+        graph = capture(module, inputs, loss=loss, **options)
         check_shapes(graph)
         module = values(module)
         weights = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
@@ -98,10 +103,12 @@ def agrees(monkeypatch: pytest.MonkeyPatch) -> Any:
         call = Inputs.of(module, inputs)
         with monkeypatch.context() as patch:
             FixedDropout(patch)
-            scalar, results = outputs(call.call(module, [given[name] for name in call.names]))
-        expected = (
-            results[0] if scalar else sum((r * fixed_noise(i, tuple(r.shape))).sum() for i, r in enumerate(results))
-        )
+            found = objective(call.call(module, [given[name] for name in call.names]), loss, module)
+        expected = found.tensors[0]
+        if found.projected:
+            expected = sum(
+                ((r * fixed_noise(i, tuple(r.shape))).sum() for i, r in enumerate(found.tensors)), torch.zeros(())
+            )
         actual = run(graph, given, copies, mask=mask)[graph.loss]
         assert abs(actual.item() - expected.item()) <= tolerance * (1 + abs(expected.item()))
         expected.sum().backward()

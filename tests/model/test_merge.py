@@ -78,18 +78,18 @@ def test_integers_of_32_bits(agrees: Any) -> None:
 
 
 def test_every_column_has_its_range() -> None:
-    graph = capture(Tables(JOINS["stacked"]), (IDS,))
+    graph = capture(Tables(JOINS["stacked"]), (IDS,), loss="projection")
     (ids,) = (graph.nodes[i] for i in graph.of("input"))
     assert (ids["high"], ids["high_dim"]) == (ROWS, 1)
-    graph = capture(Tables(JOINS["stacked"], columns=(0, 2)), (IDS,))
+    graph = capture(Tables(JOINS["stacked"], columns=(0, 2)), (IDS,), loss="projection")
     assert graph.nodes[graph.of("input")[0]]["high"] == (5, 2, 7, 2)
 
 
 def test_the_batch_changes_as_before() -> None:
     for bags in (False, True):
         module, ids = Tables(JOINS["side by side"], bags), IDS.unsqueeze(2).expand(4, 4, 3) if bags else IDS
-        graph = capture(module, (ids,))
-        assert with_batch(graph, 12) == capture(module, (ids,), batch=12)
+        graph = capture(module, (ids,), loss="projection")
+        assert with_batch(graph, 12) == capture(module, (ids,), batch=12, loss="projection")
         assert merge_lookups(graph) is graph
 
 
@@ -152,7 +152,7 @@ def test_tables_without_modules(agrees: Any) -> None:
 
 
 def test_a_graph_file_holds_the_tables() -> None:
-    graph = capture(Tables(JOINS["stacked"]), (IDS,))
+    graph = capture(Tables(JOINS["stacked"]), (IDS,), loss="projection")
     text = json.dumps(graph_to_json(graph))
     assert graph_from_json(json.loads(text)) == graph
     for damage in (

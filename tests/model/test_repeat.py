@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from partita.model.capture import capture as capturing
 from partita.model.capture.capture import Inputs, capture
 from partita.model.capture.equal_layers import equal_layers
+from partita.model.capture.objective import TrainedModule
 from partita.model.errors import PartitaError
 from partita.model.graph.pcg import PCG
 from partita.model.zoo import entry, zoo
@@ -25,7 +26,8 @@ X = torch.zeros(4, 6)
 def graph(module: nn.Module, inputs: Any, layers: dict[str, int]) -> PCG:
     """The graph with these layers repeated, or the PartitaError that says why they cannot be."""
     found = Inputs.of(module, inputs)
-    return capturing._captured(module, found, max(2, found.batch), layers, False, "batch")
+    model = TrainedModule(module, inputs, "projection")
+    return capturing._captured(model, found, max(2, found.batch), layers, False, "batch")
 
 
 def same(module: nn.Module, inputs: Any) -> PCG:
@@ -141,7 +143,7 @@ def test_regions_in_passes_without_gradient_are_traced_whole() -> None:
     module = Passes(4, passes=3).eval()
     with pytest.raises(PartitaError, match=r"layers\.3 looks like a layer"):
         graph(module, (X,), equal_layers(module))
-    assert capture(module, (X,)) == graph(module, (X,), {})
+    assert capture(module, (X,), loss="projection") == graph(module, (X,), {})
 
 
 class Block(nn.Module):
@@ -216,7 +218,7 @@ def test_layers_that_are_more_than_functions_are_traced_whole(extra: Callable[..
     assert len(layers) == 5
     with pytest.raises(PartitaError):
         graph(module, (X,), layers)
-    assert capture(module, (X,)) == graph(module, (X,), {})
+    assert capture(module, (X,), loss="projection") == graph(module, (X,), {})
 
 
 def test_layers_that_write_in_place_what_they_made_are_repeated() -> None:
@@ -233,7 +235,7 @@ def test_refusals_are_those_of_the_whole() -> None:
 
     module = Stack(unknown, 3)
     with pytest.raises(PartitaError, match=r"'blocks.0', at .*test_repeat.py:\d+: return self.extra"):
-        capture(module, (X,), allow_unknown=False)
+        capture(module, (X,), allow_unknown=False, loss="projection")
 
 
 def plain(block: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ MLP = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
 
 def tiny_problem(machine: Machine, space: SearchSpace) -> PlanningProblem:
     """Three layers on every placement."""
-    return problem_of(capture(MLP, (torch.zeros(16, 32),)), machine, Training(16), space)
+    return problem_of(capture(MLP, (torch.zeros(16, 32),), loss="projection"), machine, Training(16), space)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_z3_chooses_a_placement_and_the_plan_is_verified() -> None:
     module, inputs = nn.Linear(16, 16), (torch.zeros(16, 16),)
     fixed: dict[str, Any] = {"machine": Machine.adhoc((2, 4)), "mesh": (2, 4), "micro_batches": 1, "recompute": "none"}
     apart, joint = (
-        partita.optimize(module, inputs, **fixed, cache="none", joint=names, solver=name)
+        partita.optimize(module, inputs, **fixed, loss="projection", cache="none", joint=names, solver=name)
         for names, name in (((), "auto"), (JOINT, "smt"))
     )
     assert joint.report["status"] == "optimal" and joint.report["objective_ns"] == apart.report["objective_ns"]

@@ -190,6 +190,8 @@ def test_what_the_backend_cannot_prove_is_not_called_optimal(backend: str, monke
 def test_the_backend_proves_the_plan_that_pricing_found(backend: str) -> None:
     module, inputs = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), (torch.zeros(8, 8),)
     space = SearchSpace(stages=1, micro_batches=1)
-    found = search(problem_of(capture(module, inputs), Machine.adhoc((2,)), Training(8), space), made(backend))
+    found = search(
+        problem_of(capture(module, inputs, loss="projection"), Machine.adhoc((2,)), Training(8), space), made(backend)
+    )
     assert found.status is Status.OPTIMAL and found.proof is not None
     assert found.proof.parts > 0 and found.proof.left > 0
