@@ -196,10 +196,10 @@ def capture(
     the module, which is not changed. Dim 0 of every input of the same size as dim 0 of the first one counts samples.
     The loss is the only floating scalar that the module returns, or of several the one named `loss`. `loss` says which
     it is otherwise: a function of the output, or "projection", which projects each floating tensor of the output on
-    fixed noise and takes the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in training normalize over (their batch
-    counter is left out). Raises PartitaError that names the operator, the module and the line of what has no
-    translation; with `allow_unknown` a pure operator without one is opaque: it is split along the dims in which it is
-    found to be independent, by running it on small tensors, and whole along the others.
+    fixed noise and takes the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in
+    training normalize over (their batch counter is left out). Raises PartitaError that names the operator, the module
+    and the line of what has no translation; with `allow_unknown` a pure operator without one is opaque: it is split
+    along the dims in which it is found to be independent, by running it on small tensors, and whole along the others.
     """
     if not isinstance(module, nn.Module):
         raise PartitaError(f"capture needs a torch.nn.Module, not {type(module).__name__}")

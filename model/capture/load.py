@@ -33,7 +33,6 @@ def load_module(
     return module, inputs
 
 
-
 def load_model(
     reference: str, *, small: bool = False, sequence: int | None = None, device: str = "meta"
 ) -> TrainedModule:

@@ -45,7 +45,7 @@ class Calls(nn.Module):
 def test_random_plans(name: str, judge: Judge, force: Force, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decompositions, "of", lambda *call: None)
     rng = random.Random(name)
-    graph = capture(Calls(CALLS[name]), (torch.zeros(6, 5, 6),))
+    graph = capture(Calls(CALLS[name]), (torch.zeros(6, 5, 6),), loss="projection")
     assert graph.of("opaque")
     whole_batch = name == "renorm"  # a column of all samples has one norm
     for sizes in ((3,), (2, 2)):

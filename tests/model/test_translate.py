@@ -172,7 +172,7 @@ def test_split_of_equal_pieces_is_a_dim() -> None:
 )
 def test_independence(call: Any, notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decompositions, "of", lambda *call: None)
-    assert of(capture(Lambda(call), (X,)), "opaque")["notation"] == notation
+    assert of(capture(Lambda(call), (X,), loss="projection"), "opaque")["notation"] == notation
 
 
 def test_opaque_calls_are_pure() -> None:
@@ -180,9 +180,9 @@ def test_opaque_calls_are_pure() -> None:
         return torch.poisson(x.exp())
 
     with pytest.raises(PartitaError, match=r"aten\.poisson.*it is random.*functions.py"):
-        capture(Lambda(random), (X,))
+        capture(Lambda(random), (X,), loss="projection")
     with pytest.raises(PartitaError, match=r"aten\.cummax.*no translation.*--allow-unknown"):
-        capture(Lambda(lambda x: x.cummax(0).values), (X,), allow_unknown=False)
+        capture(Lambda(lambda x: x.cummax(0).values), (X,), allow_unknown=False, loss="projection")
 
 
 def composed(x: Tensor) -> Tensor:
@@ -234,4 +234,4 @@ def unrecorded(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("function", "words"), [(detached, "detached tensor"), (unrecorded, "within torch.no_grad")])
 def test_writes_that_autograd_does_not_see(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(PartitaError, match=rf"write in place.*{words}.*functions.py:\d+: return"):
-        capture(Lambda(function), (X,))
+        capture(Lambda(function), (X,), loss="projection")
