@@ -128,6 +128,7 @@ _BATCH_NORM: dict[str, Check] = {
 }
 _NORM: dict[str, Check] = {"normalized": _few, "eps": _number}
 _REDUCED: dict[str, Check] = {"dims": _tuple(_place), "keepdim": _flag}
+_ONE: dict[str, Check] = {"dim": _place, "keepdim": _flag}
 
 REQUIRED: dict[str, dict[str, Check]] = {
     "gelu": {"approximate": _word("none", "tanh")},
@@ -172,15 +173,22 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "log_softmax": {"dim": _place},
     "cumsum": {"dim": _place},
     "cumprod": {"dim": _place},
+    "logcumsumexp": {"dim": _place},
     "sum": _REDUCED,
     "mean": _REDUCED | {"count": _place},
     "amax": _REDUCED,
+    "amin": _REDUCED,
     "logsumexp": _REDUCED,
     "norm": _REDUCED | {"ord": _number},
     "flip": {"dims": _tuple(_place)},
     "roll": {"dims": _tuple(_place), "shifts": _tuple(_whole)},
     "pad": {"pad": _tuple(_whole), "mode": _word("constant", "reflect", "replicate", "circular"), "value": _number},
     "gather": {"dim": _place},
+    "argsort": {"dim": _place, "descending": _flag, "stable": _flag},
+    "cummax": {"dim": _place},
+    "cummin": {"dim": _place},
+    **dict.fromkeys(("argmax", "argmin", "median", "mode"), _ONE),
+    "kthvalue": _ONE | {"k": _place},
     "topk": {"k": _place, "dim": _place, "largest": _flag},
     "index": {"dim": _place},
     "scatter_add": {"dim": _place},
@@ -215,6 +223,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "attention": {"grouped": _flag},
     "scatter": {"value": _constant},
     "opaque": {"notation": is_call_notation, "intensity": _amount},
+    "searchsorted": {"right": _flag},
 }
 
 _ANY: dict[str, Check] = {"atoms": _factors}

@@ -10,6 +10,7 @@ from . import (
     embedding,
     loss,
     normalization,
+    order,
     reduction,
     scatter,
     space,
@@ -20,7 +21,20 @@ from . import (
 from .operator import register
 
 _PRODUCTS = (attention, contraction, convolution, embedding)
-_OTHERS = (batch_norm, creation, elementwise, loss, normalization, reduction, scatter, space, transfer, unknown, views)
+_OTHERS = (
+    batch_norm,
+    creation,
+    elementwise,
+    loss,
+    normalization,
+    order,
+    reduction,
+    scatter,
+    space,
+    transfer,
+    unknown,
+    views,
+)
 
 for _family in (*_PRODUCTS, *_OTHERS):
     for _entry in _family.OPERATORS:

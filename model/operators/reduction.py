@@ -1,4 +1,4 @@
-"""Reductions over dims, running sums and products, and positions in an order.
+"""Reductions over dims, and running sums and products.
 
 A mean divides by the whole count, also where the dim is split.
 """
@@ -12,7 +12,6 @@ import numpy as np
 from ..graph.pcg import Node
 from . import sharded
 from .algebra import Algebra
-from .keywords import keywords
 from .operator import Operator, along_dim
 from .sharded import WHOLE, Array, Attributes, Evaluation, IllTyped, Shape, ShardTasks, Signature
 
@@ -110,6 +109,14 @@ OPERATORS = (
         saved=("x", "y"),
         algebra=Algebra(keeps_sizes=True),
     ),
+    Operator(
+        "logcumsumexp",
+        ("x",),
+        along_dim("f"),
+        "torch.logcumsumexp({x}, {dim})",
+        saved=("x", "y"),
+        algebra=Algebra(keeps_sizes=True),
+    ),
     *(
         Operator(name, ("x",), _reduced, emit, algebra=Algebra(_sum_shards(mean), defaults=_KEEPDIM, changes_rank=True))
         for name, emit, mean in (
@@ -125,21 +132,9 @@ OPERATORS = (
         )
         for name, emit, shards in (
             ("amax", "{x}.amax({dims}, keepdim={keepdim})", _amax_shards),
+            ("amin", "{x}.amin({dims}, keepdim={keepdim})", None),
             ("logsumexp", "{x}.logsumexp({dims}, keepdim={keepdim})", _logsumexp_shards),
             ("norm", "torch.linalg.vector_norm({x}, {ord}, {dims}, keepdim={keepdim})", _norm_shards),
         )
-    ),
-    # Positions: integers without gradient.
-    Operator(
-        "topk",
-        ("x",),
-        along_dim("f"),
-        lambda node, names: f"{names[0]}.topk({node['k']}, {node['dim']}{keywords(node, {'largest': True})}).indices",
-    ),
-    Operator(
-        "searchsorted",
-        ("x", "v"),
-        "y[b.., i] = f(x[b.., :], v[b.., i])",
-        "torch.searchsorted({x}.contiguous(), {v}.contiguous())",
     ),
 )

@@ -346,6 +346,7 @@ RULES: dict[str, Rule] = {
     "mean": _mean,
     "sum": partial(_reduce, "sum"),
     "amax": partial(_reduce, "amax"),
+    "amin": partial(_reduce, "amin"),
     "scale": _scale,
     "slice": _slice,
     "part": _part,

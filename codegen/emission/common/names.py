@@ -35,6 +35,7 @@ GENERIC = {
     "embedding_bag": "bags",
     "gather": "picked",
     "index": "picked",
+    **dict.fromkeys(("topk", "argsort", "cummax", "cummin", "argmax", "argmin", "kthvalue", "mode"), "places"),
     "scatter_add": "sums",
     "scatter": "written",
     "scatter_reduce": "reduced",

@@ -12,6 +12,7 @@ from ..translation import Index, Translation
 Bounds: TypeAlias = tuple[float, float]
 
 UNKNOWN: Bounds = (-inf, inf)
+_POSITIONS = ("topk", "argsort", "cummax", "cummin", "argmax", "argmin", "kthvalue", "median", "mode")
 _LOOKUPS = frozenset(["embedding", "index", "gather"])
 
 
@@ -59,7 +60,7 @@ _COMPUTED: dict[str, Callable[..., Bounds]] = {
     "sum": lambda node, x: (0, inf) if x[0] >= 0 else UNKNOWN,
     "cumsum": lambda node, x: (0, inf) if x[0] >= 0 else UNKNOWN,
     "clamp": lambda node, x: (x[0] if node["min"] is None else max(x[0], node["min"]), x[1]),
-    "topk": lambda node, x: (0, inf),
+    **dict.fromkeys(_POSITIONS, lambda node, x: (0, inf)),
     "searchsorted": lambda node, x, v: (0, inf),
     "maximum": lambda node, a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "minimum": lambda node, a, b: (min(a[0], b[0]), min(a[1], b[1])),

@@ -5,6 +5,7 @@ from string import ascii_letters
 
 from ..translation import A, Index, Rule, T, Value, present
 from .elementwise import dropout
+from .order import one_of
 from .views import interleave
 
 
@@ -25,12 +26,17 @@ def _norm(t: T, a: A) -> Value:
     return t.reduce("norm", x, a.get("dim"), a.get("keepdim", False), ord=order)
 
 
-def _max(t: T, a: A) -> Value:
-    if "other" in a:
-        return t.add("maximum", a["self"], a["other"])
-    if "dim" in a:
-        return [t.reduce("amax", a["self"], a["dim"], a["keepdim"]), None]
-    return t.reduce("amax", a["self"], None, False)
+def _extreme(word: str) -> Rule:
+    """max and min: of two tensors, of all entries (equal ones share the gradient), of one along `dim`."""
+
+    def rule(t: T, a: A) -> Value:
+        if "other" in a:
+            return t.add(f"{word}imum", a["self"], a["other"])
+        if "dim" in a:
+            return one_of(t, f"arg{word}", a)
+        return t.reduce(f"a{word}", a["self"], None, False)
+
+    return rule
 
 
 def _variance(t: T, a: A) -> Value:
@@ -155,12 +161,15 @@ TABLE: dict[str, Rule] = {
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
     "amax": _reduce("amax"),
+    "amin": _reduce("amin"),
     "logsumexp": lambda t, a: t.reduce("logsumexp", a["self"], a["dim"], a["keepdim"]),
     "linalg_vector_norm": _norm,
     "norm": _norm,
     "cumsum": _along_dim("cumsum"),
     "cumprod": _along_dim("cumprod"),
-    "max": _max,
+    "logcumsumexp": _along_dim("logcumsumexp"),
+    "max": _extreme("max"),
+    "min": _extreme("min"),
     "var": lambda t, a: _variance(t, a),
     "std": _deviation,
     "softmax": _along_dim("softmax"),

@@ -1,4 +1,4 @@
-"""Look-ups: embeddings, embedding bags, gather, indexing by integer tensors; topk and searchsorted."""
+"""Look-ups: embeddings, embedding bags, gather, indexing by integer tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,26 +79,6 @@ def _along(t: T, a: A) -> Value:
 def _take_along(t: T, x: Index, ids: Index, dim: int) -> Index:
     t.limit(ids, t.shape(x)[dim])
     return look_up(t, "gather", x, ids, dim=dim)
-
-
-def _topk(t: T, a: A) -> Value:
-    """Indices, and the values looked up by them, through which the gradient flows."""
-    x = a["self"]
-    if not t.shape(x):
-        return t.no("a tensor without dims")
-    dim = a["dim"] % len(t.shape(x))
-    indices = t.add("topk", x, like=t.like[1], k=a["k"], dim=dim, largest=a["largest"])
-    return [look_up(t, "gather", x, indices, like=t.like[0], dim=dim), indices]
-
-
-def _searchsorted(t: T, a: A) -> Value:
-    """Positions of values in sorted rows, before equal entries."""
-    rows, values = a["sorted_sequence"], a["self"]
-    if a["right"] or a["side"] == "right" or a["sorter"] is not None or a["out_int32"]:
-        return t.no("only left, into rows that are sorted, as int64")
-    if not isinstance(values, Index) or len(t.shape(values)) != len(t.shape(rows)):
-        return t.no("rows and values must have equally many dims")
-    return t.add("searchsorted", rows, values)
 
 
 @dataclass(frozen=True)
@@ -191,6 +171,4 @@ TABLE: dict[str, Rule] = {
     "index": _index,
     "index_select": _index_select,
     "take": _take,
-    "topk": _topk,
-    "searchsorted": _searchsorted,
 }

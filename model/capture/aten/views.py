@@ -195,6 +195,7 @@ def _eye(t: T, a: A) -> Value:
 
 def _one_hot(t: T, a: A) -> Value:
     ids, classes = a["self"], a["num_classes"]
+    t.limit(ids, classes)
     return t.to(hits(t, t.view(ids, (*t.shape(ids), 1)), len(t.shape(ids)), classes), "int64") if classes > 0 else None
 
 

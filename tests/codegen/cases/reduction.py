@@ -28,5 +28,7 @@ CASES: Cases = {
     "norm": (reduced("norm", (1,), True, ord=2), reduced("norm", (0, 1, 2), False, ord=3)),
     "sum": (reduced("sum", (1,), False), reduced("sum", (0, 2), True), reduced("sum", (0, 1, 2), False)),
     "mean": (reduced("mean", (2,), True), reduced("mean", (0, 1), False), reduced("mean", (1, 2), False)),
+    "logcumsumexp": (unary("logcumsumexp", dim=1),),
+    "amin": (reduced("amin", (1, 2), False),),
     "amax": (reduced("amax", (1,), False), reduced("amax", (2,), True)),
 }
