@@ -14,6 +14,7 @@ OPTIMIZERS = {
 }
 """Names of optimizers as PyTorch writes them, and the calls that make them."""
 
+CHECKPOINT_IMPORTS = ("import shutil", "import torch.distributed.checkpoint as dcp")
 SEED_AND_STEPS = f"SEED, STEPS = {defaults.SEED}, 10"
 
 

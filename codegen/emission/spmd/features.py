@@ -205,6 +205,34 @@ def _step(e: Emission) -> Context:
     }
 
 
+def _training_state(e: Emission) -> Context:
+    """What ranks hold of weights and states, by block of the original tensors."""
+    shares = e.synchronization.sharded
+    return {**_optimizer(e), "shares": shares, "blocks": e.storage.cut or shares}
+
+
+def _training_state_imports(e: Emission) -> list[str]:
+    pieces = ["import itertools"] if e.storage.cut else []
+    return [*pieces, "import operator"] if e.synchronization.sharded else pieces
+
+
+def _blocks(e: Emission) -> Context | None:
+    return {} if _training_state(e)["blocks"] else None
+
+
+def _checkpoints(e: Emission) -> Context:
+    separate = e.synchronization.separate
+    return {
+        "inner": "inner" if separate else "optimizer.inner",
+        "inners": "optimizer.inner",
+        "schedule": "schedule" if separate else "optimizer.schedule",
+        "schedules": "optimizer.schedules" if separate else "",
+        "publishes": e.synchronization.sharded,
+        "loss_scale": e.scales_loss,
+        "frozen": e.storage.frozen,
+    }
+
+
 def _whole_step(e: Emission) -> Context | None:
     return None if e.pipeline else _step(e)
 
@@ -274,6 +302,11 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("separate_optimizer.jinja", _optimizer_separate),
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.plan.optimizer)),
     Feature("whole_gradients.jinja", _optimizer),
+    section("Checkpoints of training, which any plan of the same model and batch can continue from."),
+    Feature("blocks.jinja", _blocks),
+    Feature("training_state.jinja", _training_state, imports=_training_state_imports),
+    Feature("checkpoints.jinja", _checkpoints, imports=lambda _: training.CHECKPOINT_IMPORTS),
+    section("A step."),
     Feature("training_step.jinja", _whole_step),
     Feature("stages.jinja", _pipelined_step),
     Feature("data.jinja", _data),

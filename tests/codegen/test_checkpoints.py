@@ -1,0 +1,242 @@
+"""Training that stops, and goes on under another plan: the losses of the run without the stop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from partita.codegen.plan.plan import PipelinePlan, Plan
+from partita.codegen.planner.plan_graph import plan_graph
+from partita.codegen.verification.graph_module import GraphModule
+from partita.codegen.verification.launch import LaunchError, torchrun
+from partita.codegen.verification.reference import state_of
+from partita.codegen.verification.synthetic import synthetic
+from partita.codegen.verification.threads import RankError, run_threads
+from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
+from partita.model.capture.capture import capture
+from partita.model.graph.layout import B, is_split
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
+from partita.model.training import Training
+
+from .conftest import Force
+from .pipelines import at_random
+
+STEPS, STOP, BATCH = 20, 10, 12
+AnyPlan = Plan | PipelinePlan
+
+
+class Net(nn.Module):
+    """Dropout, a fused weight, a frozen one, sizes that do not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 12)
+        self.qkv = nn.Linear(12, 36)
+        self.inner = nn.Sequential(nn.Linear(12, 14), nn.ReLU(), nn.Dropout(0.2), nn.Linear(14, 12))
+        self.last = nn.Linear(12, 10)
+        self.last.bias.requires_grad_(False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embedding(ids)).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+        x = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return nn.functional.cross_entropy(self.last(x + self.inner(x)).flatten(0, 1), labels.flatten())
+
+
+@cache
+def graph() -> PCG:
+    ids = torch.zeros(BATCH, 4, dtype=torch.long)
+    return capture(Net(), (ids, ids), batch=BATCH)
+
+
+def data(ranks: int, optimizer: str, *, sharded_states: bool = False, **stored: bool) -> Plan:
+    """Data parallel, its trained weights `stored` so."""
+    space = SearchSpace(mesh=(ranks,), stages=1, micro_batches=1, bundles=False)
+    plan = plan_graph(graph(), Machine.adhoc((ranks,)), Training(BATCH, "float64", optimizer), space)
+    assert isinstance(plan, Plan)
+    trained = [i for i in graph().of("parameter") if graph().nodes[i].gradient]
+    assert ranks == 1 or all(plan.choices[i].output == (B,) for i in trained)
+    choices = (
+        replace(c, sharded_states=sharded_states, **stored) if i in trained else c for i, c in enumerate(plan.choices)
+    )
+    return replace(plan, choices=tuple(choices))
+
+
+def tensor(force: Force, sizes: tuple[int, ...], optimizer: str) -> Plan:
+    """Any plan that splits a fused weight, and shards some states."""
+    for seed in range(100):
+        plan = force(graph(), sizes, random.Random(seed), optimizer=optimizer)
+        fused = next(c for node, c in zip(plan.graph.nodes, plan.choices, strict=True) if node.name == "qkv.weight")
+        if is_split(fused.output[0]) and any(c.sharded_states for c in plan.choices):
+            return plan
+    raise AssertionError
+
+
+@pytest.fixture(scope="module")
+def plans(force: Force) -> dict[str, Callable[[str], AnyPlan]]:
+    def stages(optimizer: str) -> AnyPlan:
+        return at_random(graph(), 2, (2,), 2, random.Random(1), optimizer=optimizer)
+
+    return {
+        "data 2": lambda o: data(2, o),
+        "zero 3": lambda o: data(3, o, sharded_states=True),
+        "zero-2 on the host": lambda o: data(2, o, sharded_states=True, sharded_gradients=True, offloaded=True),
+        "tensor 3": lambda o: tensor(force, (3,), o),
+        "tensor 2 x 2": lambda o: tensor(force, (2, 2), o),
+        "2 stages": stages,
+        "zero 2": lambda o: data(2, o, sharded_states=True),
+        "single": lambda o: data(1, o),
+    }
+
+
+@cache
+def start() -> tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]:
+    """Initial weights and the batches of all steps."""
+    return state_of(GraphModule(graph())), [synthetic(graph(), BATCH, step) for step in range(STEPS)]
+
+
+def emitted(plan: AnyPlan, path: Path) -> ModuleType:
+    plan.emit(path)
+    return load_program(path)
+
+
+def train(
+    program: ModuleType, last: int, source: Path | None = None, target: Path | None = None, **options: Any
+) -> list[float]:
+    """The losses of the steps up to `last`; from `source`, whose weights replace what is no number, to `target`."""
+    state, batches = start()
+
+    def work(_: int) -> list[float]:
+        mesh = program.Mesh()
+        model = program.Model(mesh, dtype=torch.float64)
+        nothing = {name: x if name == "last.bias" else torch.full_like(x, torch.nan) for name, x in state.items()}
+        program.load(model, nothing if source else state, mesh)
+        optimizer = program.make_optimizer(model, mesh)
+        first = program.resume(model, optimizer, source) if source else 0
+        losses = [program.train_step(model, optimizer, batches[step], mesh, step) for step in range(first, last)]
+        if target:
+            program.save_training(model, optimizer, target, last, **options)
+        return losses
+
+    return run_threads(work, program.RANKS)[0]
+
+
+@cache
+def unstopped(optimizer: str, folder: Path) -> list[float]:
+    return train(emitted(data(1, optimizer), folder / f"{optimizer}.py"), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "path"),
+    [
+        ("adamw", ["data 2", "tensor 3", "2 stages", "single"]),
+        ("adamw", ["zero 3", "data 2", "zero-2 on the host", "tensor 2 x 2"]),
+        ("sgd", ["2 stages", "tensor 3", "zero 3"]),
+    ],
+)
+def test_the_losses_of_the_run_without_the_stop(
+    plans: dict[str, Callable[[str], AnyPlan]], folder: Path, tmp_path: Path, optimizer: str, path: list[str]
+) -> None:
+    """Each plan goes on where the one before stopped."""
+    source, losses = None, []
+    for number, name in enumerate(path):
+        program = emitted(plans[name](optimizer), tmp_path / f"{number}.py")
+        target = tmp_path / f"checkpoints{number}"
+        losses += train(program, STEPS * (number + 1) // len(path), source, target)
+        source = target
+    assert losses == pytest.approx(unstopped(optimizer, folder), abs=1e-12)
+
+
+def test_a_replica_is_written_once(tmp_path: Path) -> None:
+    program = emitted(data(3, "adamw"), tmp_path / "program.py")
+    train(program, 1, target=tmp_path / "checkpoints")
+    saved = dcp.FileSystemReader(tmp_path / "checkpoints" / "step-1").read_metadata()
+    assert all(len(found.chunks) == 1 for found in saved.state_dict_metadata.values())
+    written = [file.stat().st_size for file in (tmp_path / "checkpoints" / "step-1").glob("*.distcp")]
+    assert len(written) == 3 and max(written) < sum(written) / 2  # ranks share the work
+
+
+def test_torch_reads_a_checkpoint_into_the_module(force: Force, tmp_path: Path) -> None:
+    program = emitted(tensor(force, (2, 2), "adamw"), tmp_path / "program.py")
+    train(program, 1, target=tmp_path / "checkpoints")
+    single = emitted(data(1, "adamw"), tmp_path / "single.py")
+    module, truth = Net().double(), {}
+
+    def work(_: int) -> None:
+        mesh = single.Mesh()
+        model = single.Model(mesh, dtype=torch.float64)
+        single.resume(model, single.make_optimizer(model, mesh), tmp_path / "checkpoints")
+        truth.update(single.whole_weights(model, mesh))
+        dcp.load({"model": module.state_dict()}, checkpoint_id=tmp_path / "checkpoints" / "step-1")
+
+    run_threads(work, 1)
+    assert truth.keys() == module.state_dict().keys()
+    assert all(torch.equal(x, truth[name]) for name, x in module.state_dict().items())
+
+
+def test_frozen_weights_may_stay_out(plans: dict[str, Callable[[str], AnyPlan]], folder: Path, tmp_path: Path) -> None:
+    first = train(emitted(plans["data 2"]("adamw"), tmp_path / "a.py"), STOP, None, tmp_path / "c", frozen=False)
+    saved = dcp.FileSystemReader(tmp_path / "c" / f"step-{STOP}").read_metadata().state_dict_metadata
+    assert "model.last.weight" in saved and "model.last.bias" not in saved
+    rest = train(emitted(plans["tensor 3"]("adamw"), tmp_path / "b.py"), STEPS, tmp_path / "c")
+    assert first + rest == pytest.approx(unstopped("adamw", folder), abs=1e-12)
+
+
+def test_what_does_not_fit_is_refused(
+    plans: dict[str, Callable[[str], AnyPlan]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(emitted(plans["data 2"]("sgd"), tmp_path / "sgd.py"), 1, target=tmp_path / "checkpoints")
+    adam = emitted(plans["zero 3"]("adamw"), tmp_path / "adam.py")
+    other = emitted(plans["single"]("sgd"), tmp_path / "other.py")
+    other.SEED = 5
+    for program, source, words in (
+        (adam, tmp_path / "checkpoints", "has no optimizer.state."),
+        (other, tmp_path / "checkpoints", "is of seed 0 and batches of 12: its steps have other samples"),
+        (adam, tmp_path / "none", "has no complete checkpoint"),
+    ):
+        with pytest.raises(RankError):
+            train(program, 2, source)
+        assert words in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import program
+dist.init_process_group("gloo")
+mesh = program.Mesh()
+model = program.Model(mesh, dtype=torch.float64)
+state, batches = torch.load(sys.argv[1])
+program.load(model, state, mesh)
+optimizer = program.make_optimizer(model, mesh)
+for step in range(8):
+    program.train_step(model, optimizer, batches[step], mesh, step)
+    if step == 7 and dist.get_rank() == 1:
+        dcp.FileSystemWriter.write_data = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    if step in (3, 7):
+        program.save_training(model, optimizer, sys.argv[2], step + 1)
+"""
+
+
+def test_a_rank_that_dies_during_a_save_leaves_the_checkpoint_before(
+    plans: dict[str, Callable[[str], AnyPlan]], folder: Path, tmp_path: Path
+) -> None:
+    plans["zero 2"]("adamw").emit(tmp_path / "program.py")
+    (tmp_path / "killed.py").write_text(KILLED)
+    torch.save(start(), tmp_path / "start.pt")
+    with pytest.raises(LaunchError):
+        torchrun(tmp_path / "killed.py", 2, [str(tmp_path / "start.pt"), str(tmp_path / "checkpoints")], timeout=60)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-4", "step-8.unfinished", "latest"}
+    rest = train(emitted(plans["tensor 3"]("adamw"), tmp_path / "b.py"), STEPS, tmp_path / "checkpoints")
+    assert rest == pytest.approx(unstopped("adamw", folder)[4:], abs=1e-12)
