@@ -71,7 +71,12 @@ class BenchOptions:
         default=None, metadata=option(bool, "For solvers: networks of growing size, whole and split into parts.")
     )
     count: int | None = field(default=None, metadata=option(int, "For forced: how many plans.", minimum=1))
-    seed: int | None = field(default=None, metadata=option(int, "For forced: the seed of the first case.", minimum=0))
+    seed: int | None = field(
+        default=None, metadata=option(int, "For forced: the first case; for models: the seed of the sample.", minimum=0)
+    )
+    sample: int | None = field(
+        default=None, metadata=option(int, "For models: how many architectures of transformers, at random.", minimum=1)
+    )
     rules: Sequence[str] | None = field(
         default=None,
         metadata=option(

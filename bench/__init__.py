@@ -15,6 +15,7 @@ BENCHES = {
     "generation": "Rules generated and proved, step by step, timed.",
     "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
+    "models": "Architectures of the ecosystem: captured, planned for 2x4 ranks, verified, each in its own process.",
     "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",
     "placements": "Placement and reduction programs as variables of one network, compared with enumeration.",
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
@@ -48,9 +49,13 @@ OPTIONS = {
     "rules": ("coverage", "--rules", "reads no rules"),
     "count": ("forced", "--count", "forces no plans"),
     "seed": ("forced", "--seed", "draws no cases"),
+    "sample": ("models", "--sample", "draws no models"),
     "output": ("solvers", "--output", "writes no files"),
 }
-"""Options of one benchmark: keyword of its `run` (or `write`) -> the benchmark, the flag, why others lack it."""
+"""Options of few benchmarks: keyword of `run` (or `write`) -> one that takes it, the flag, why others lack it."""
+
+ALSO = {("models", "seed")}
+"""Further benchmarks with such an option."""
 
 
 def bench(
@@ -63,8 +68,8 @@ def bench(
 ) -> dict[str, Any]:
     """Run a benchmark: its rows and the hardware; `only` keeps the cases with one of its texts in their name.
 
-    `options`: those of this benchmark alone (`OPTIONS`); None, False or an empty list leaves one out. `output`: the
-    folder for the files that it writes. PartitaError: an unknown name, or no case left.
+    `options`: those that not every benchmark takes (`OPTIONS`); None, False or an empty list leaves one out. `output`:
+    the folder for the files that it writes. PartitaError: an unknown name, or no case left.
     """
     if name not in BENCHES:
         raise PartitaError(f"no benchmark {name!r}; there are {', '.join(BENCHES)}")
@@ -74,7 +79,7 @@ def bench(
     given = {key: value for key, value in options.items() if value is not False and value not in (None, (), [])}
     for key in (*given, *(("output",) if output is not None else ())):
         owner, flag, why = OPTIONS[key]
-        if name != owner:
+        if name != owner and (name, key) not in ALSO:
             raise PartitaError(f"{flag} is for `bench {owner}`; {name} {why}")
     if output is not None:
         check_writable(output)

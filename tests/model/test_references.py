@@ -62,6 +62,8 @@ def test_a_small_config_has_few_of_everything() -> None:
 
 
 def test_only_counts_are_made_smaller_where_widths_do_not_fit() -> None:
+    wide = smaller(Config(), level=2)
+    assert (wide.hidden_size, wide.head_dim, wide.num_attention_heads, wide.num_key_value_heads) == (576, 256, 2, 1)
     small = smaller(Config(), level=1)
     assert (small.hidden_size, small.head_dim, small.num_attention_heads, small.num_hidden_layers) == (2304, 256, 8, 2)
     assert smaller(Config(), level=0) == Config()

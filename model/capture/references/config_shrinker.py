@@ -16,6 +16,7 @@ Config = Any
 
 LAYERS = 2
 HEADS = 4
+WIDE_HEADS = 2
 WIDTH = 64
 FIRST_WIDTH = 16
 """The first of several widths, where every stage of a network has its own."""
@@ -35,22 +36,32 @@ _TOKEN = r".*_token_id|.*_token_index|.*_token_ids|(?:image|video|audio)_token"
 _LAYERS = r"(?:num_|n_)?(?:\w+_)?(?:layers?|blocks|depth)|depths|num_\w*layers_\w+|n_blocks"
 
 
-def smaller(config: Config, level: int = 2) -> Config:
-    """A config of the same class. `level` 2: everything is small; 1: only few layers, tokens, experts; 0: the same.
+LEVELS = (3, 2, 1, 0)
+
+
+def smaller(config: Config, level: int = 3, widths: Mapping[int, int] | None = None) -> Config:
+    """A config of the same class, the smallest at the highest of `LEVELS`.
+
+    3: everything is small. 2: heads are as wide as they were. 1: only few layers, tokens, experts. 0: the same.
+    `widths`: what widths of other parts became, which this part may name too.
 
     Raises whatever the config's class raises for values that it does not take.
     """
     if level == 0:
         return copy.deepcopy(config)
-    nested = {name: getattr(config, name, None) for name in _nested(config)}
-    inner = {name: smaller(value, level) for name, value in nested.items() if _is_config(value)}
-    names = _names(config)
-    values = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return type(config)(**(_Shrinker(values, level, inner, nested).changed() | inner))
+    nested = {name: value for name in _names(config) if _is_config(value := getattr(config, name, None))}
+    inner, known = dict[str, Config](), dict(widths or {})
+    for name in sorted(nested, key=lambda name: not hasattr(nested[name], "vocab_size")):  # others lead into the text's
+        inner[name] = smaller(nested[name], level, known)
+        known = dict(_hidden(nested[name], inner[name])) | known
+    values = {name: getattr(config, name) for name in _names(config) if hasattr(config, name)}
+    return type(config)(**(_Shrinker(values, level, inner, nested, known).changed() | inner))
 
 
-def _nested(config: Config) -> tuple[str, ...]:
-    return tuple(name for name in _names(config) if _is_config(getattr(config, name, None)))
+def _hidden(old: Config, new: Config) -> list[tuple[Any, Any]]:
+    """The width of a part, before and after."""
+    pairs = ((getattr(old, key, None), getattr(new, key, None)) for key in _HIDDEN)
+    return [(a, b) for a, b in pairs if _count(a) and _count(b)][:1]
 
 
 def _is_config(value: object) -> bool:
@@ -72,31 +83,35 @@ class _Shrinker:
     """The keys of one config, and what its main sizes become."""
 
     def __init__(
-        self, values: Mapping[str, Any], level: int, inner: Mapping[str, Config], nested: Mapping[str, Config]
+        self,
+        values: Mapping[str, Any],
+        level: int,
+        inner: Mapping[str, Config],
+        nested: Mapping[str, Config],
+        widths: Mapping[int, int],
     ) -> None:
-        self.values, self.wide = dict(values), level < 2
-        self.factor = self._factor(inner, nested)
+        self.values, self.wide, self.wide_heads = dict(values), level < 2, level == 2
         self.layers = next((v for k, v in values.items() if _is(_LAYERS, k) and _count(v)), None)
         self.heads: Any = next(
             (v for k, v in values.items() if k.endswith(("attention_heads", "n_head", "num_heads"))), None
         )
         self.hidden = next((values[k] for k in _HIDDEN if _count(values.get(k))), None)
         self.vocabulary = next((v for k, v in values.items() if k.endswith("vocab_size") and _count(v)), None)
+        self.widths = {old: new for old, new in widths.items() if old != self.hidden}
         self.patch: Any = values.get("patch_size")
+        self.factor = self._factor(inner, nested)
 
     def _factor(self, inner: Mapping[str, Config], nested: Mapping[str, Config]) -> float:
         """By what widths are divided."""
         for name in _HIDDEN:
             value: Any = self.values.get(name)
             if _count(value):
-                return float(max(1.0, value / WIDTH))
+                few = value // self.heads * min(self.heads, WIDE_HEADS) if self.wide_heads and _count(self.heads) else 0
+                return float(max(1.0, value / (few or WIDTH)))
             if _counts(value):
                 return float(max(1.0, min(value) / FIRST_WIDTH))
-        for name, new in inner.items():  # that of the first part with a width
-            for key in _HIDDEN:
-                old: Any = getattr(nested[name], key, None)
-                if _count(old) and _count(getattr(new, key, None)):
-                    return float(max(1.0, old / getattr(new, key)))
+        for old, new in (pair for name in inner for pair in _hidden(nested[name], inner[name])):
+            return float(max(1.0, old / new))  # that of the first part with a width
         return 8.0
 
     def changed(self) -> dict[str, Any]:
@@ -118,7 +133,9 @@ class _Shrinker:
         return value
 
     def _of_mapping(self, name: str, value: Any) -> Any:
-        if name == "mrope_section" and _counts(value) and not self.wide:  # adds up to half of a head
+        if (
+            name == "mrope_section" and _counts(value) and not (self.wide or self.wide_heads)
+        ):  # adds up to half of a head
             old = sum(value)
             new = [max(1, v * HEAD_WIDTH // (2 * old)) for v in value]
             return [*new[:-1], HEAD_WIDTH // 2 - sum(new[:-1])]
@@ -149,11 +166,13 @@ class _Shrinker:
             return value
         if _counts(value):
             return type(value)(self.width(v) for v in value)
+        if value in self.widths:
+            return self.widths[value]
         return value if value <= 8 else max(8, round(value / self.factor / 8) * 8)
 
     def head_width(self, value: Any) -> Any:
         """The width of a head: heads together are as wide, compared to the model, as they were."""
-        if self.wide or not _count(value):
+        if self.wide or self.wide_heads or not _count(value):
             return value
         if not (_count(self.heads) and self.hidden):
             return min(value, HEAD_WIDTH)
@@ -167,9 +186,10 @@ class _Shrinker:
             return value
         if _counts(value):
             return type(value)(max(1, v // min(value)) for v in value)
+        most = WIDE_HEADS if self.wide_heads else HEADS
         if not _count(self.heads) or value >= self.heads:
-            return min(value, HEADS)
-        return max(1, min(self.heads, HEADS) * value // self.heads)
+            return min(value, most)
+        return max(1, min(self.heads, most) * value // self.heads)
 
     def few_layers(self, value: Any) -> Any:
         """Layers; of several stages each has one or two."""
@@ -188,7 +208,7 @@ class _Shrinker:
 
     def rotary(self, value: Any) -> Any:
         """The part of a head that is rotated."""
-        return value if self.wide else min(value, HEAD_WIDTH // 2)
+        return value if self.wide or self.wide_heads else min(value, HEAD_WIDTH // 2)
 
 
 def at_most(limit: int, narrow: bool = False) -> Callable[[_Shrinker, Any], Any]:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ...errors import PartitaError
-from .config_shrinker import smaller
-from .huggingface_inputs import example_inputs, parts, sequence_of
+from .config_shrinker import LEVELS, smaller
+from .huggingface_inputs import OPTIONAL, example_inputs, parts, sequence_of
 from .scheme import Build, weights_on
 
 _HEADS = (
@@ -27,6 +27,9 @@ _HEADS = (
     "AutoModelForCTC", "AutoModelForVideoClassification", "AutoModelForSemanticSegmentation",
 )  # fmt: skip
 """Auto classes of models with a loss, the most usual task first."""
+
+MOST_TRIED = 50_000_000
+"""Most weights of a small model that is called once to see whether its sizes fit."""
 
 _DRAWN = (
     "layerdrop",
@@ -53,9 +56,8 @@ def built(kind: Any, config: Any, how: Build, more: Sequence[str] = ()) -> tuple
 
     Raises PartitaError if the class cannot be built, or computes no loss.
     """
-    if how.small:
-        config = _small(kind, config)
-    config = _trainable(kind, config)
+    small, needed = _small(kind, config)
+    config = _trainable(kind, small if how.small else config)
     try:
         with weights_on(how.device):
             module = kind(config)
@@ -65,7 +67,7 @@ def built(kind: Any, config: Any, how: Build, more: Sequence[str] = ()) -> tuple
         ) from error
     sequence = sequence_of(config, how.sequence, how.small)
     with torch.device("meta" if how.device == "meta" else "cpu"):
-        inputs = example_inputs(module, config, sequence, more)
+        inputs = example_inputs(module, config, sequence, (*more, *needed))
     if how.sequence is not None and not any(name in inputs for name in ("input_ids", "decoder_input_ids")):
         raise PartitaError(f"{kind.__name__} takes no tokens; leave --sequence out")
     return module, inputs
@@ -137,33 +139,36 @@ def _heads(transformers: Any, config: Any) -> dict[str, Any]:
     return found
 
 
-def _small(kind: Any, config: Any) -> Any:
-    """The smallest config of the architecture that can be built and called."""
-    built_only = None
-    for level in (2, 1, 0):
+def _small(kind: Any, config: Any) -> tuple[Any, tuple[str, ...]]:
+    """The smallest config of an architecture that can be called, and the arguments that forward needs besides."""
+    for level in LEVELS:
         try:
-            made = smaller(config, level)
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                module = kind(_trainable(kind, made, tell=False))
+            made = _trainable(kind, smaller(config, level), tell=False)
+            with torch.device("meta"):
+                weights = sum(p.numel() for p in kind(made).parameters())
         except Exception:  # whatever the constructor raises for sizes that do not fit
             continue
-        built_only = built_only or made
-        if _runs(module, made):
-            return made
-    return built_only or config
+        if weights > MOST_TRIED:
+            return config, ()
+        for more in OPTIONAL:
+            if _runs(kind, made, more):
+                return made, more
+    return config, ()
 
 
-def _runs(module: nn.Module, config: Any) -> bool:
-    """Whether a model on meta can be called."""
+def _runs(kind: Any, config: Any, more: tuple[str, ...]) -> bool:
+    """Whether a model with this config returns a loss for its example inputs."""
+    state = torch.get_rng_state()
     try:
-        with torch.device("meta"), torch.no_grad():
-            module(**example_inputs(module, config, sequence_of(config, None, small=True)))
-    except NotImplementedError:  # a value is read, which meta tensors have not
-        return True
-    except Exception:
+        module = kind(config)
+        inputs = example_inputs(module, config, sequence_of(config, None, small=True), more)
+        with torch.no_grad():
+            loss = module(**inputs).loss
+    except Exception:  # whatever forward raises for inputs that do not fit
         return False
-    return True
+    finally:
+        torch.set_rng_state(state)
+    return isinstance(loss, torch.Tensor)
 
 
 def _trainable(kind: Any, config: Any, tell: bool = True) -> Any:

@@ -22,6 +22,8 @@ SMALL_SEQUENCE = 32
 FRAMES = 400
 """Samples or frames of audio where the config does not say how many."""
 CHOICES = 4
+REGIONS = 8
+"""Of an image, where a detector's features of them are the input."""
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _PER_SAMPLE = (
@@ -94,8 +96,9 @@ def example_inputs(module: nn.Module, config: Any, sequence: int, more: Iterable
         name for name, p in forward.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     names = dict.fromkeys([main, *needed])
-    if "return_loss" in forward and "labels" not in forward:  # contrasts images and texts
-        names |= dict.fromkeys(("input_ids", "pixel_values", "return_loss"))
+    if "return_loss" in forward and "labels" not in forward:  # contrasts texts with something else
+        others = (name for name in ("pixel_values", "pixel_values_videos", "input_features") if name in forward)
+        names |= dict.fromkeys(("input_ids", next(others, "pixel_values"), "return_loss"))
     labels = [name for name in _LABELS if name in forward]
     names |= dict.fromkeys([*more, *labels])
     if not labels and "return_loss" not in names:
@@ -105,7 +108,10 @@ def example_inputs(module: nn.Module, config: Any, sequence: int, more: Iterable
         raise PartitaError(
             f"{kind}: no example is known for {', '.join(unknown)}; write a factory, which returns (model, inputs)"
         )
-    return {name: _TENSORS[name](sizes) for name in names}
+    made = {name: _TENSORS[name](sizes) for name in names}
+    if "attention_mask" in made and main in ("input_features", "input_values"):
+        made["attention_mask"] = torch.ones(made[main].shape[:2], dtype=torch.int64)
+    return made
 
 
 # Tensors by argument name
@@ -127,11 +133,12 @@ def _image(sizes: Sizes) -> Tensor:
 
 
 def _spectrogram(sizes: Sizes) -> Tensor:
-    bins = sizes.get("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", default=80)
+    bins = sizes.get("input_feat_per_channel", default=0)
+    if bins:
+        return torch.zeros(EXAMPLE, FRAMES, bins)
+    bins = sizes.get("num_mel_bins", "feature_size", "input_dim", default=80)
     positions = sizes.get("max_source_positions", default=0)
-    if sizes.get("encoder_layers", default=0) and positions:
-        return torch.zeros(EXAMPLE, bins, 2 * positions)
-    return torch.zeros(EXAMPLE, FRAMES, bins)
+    return torch.zeros(EXAMPLE, bins, 2 * positions) if positions else torch.zeros(EXAMPLE, FRAMES, bins)
 
 
 def _wave(sizes: Sizes) -> Tensor:
@@ -162,6 +169,11 @@ def _of_sample(sizes: Sizes) -> Tensor:
 _LABELS = (
     "labels", "start_positions", "end_positions", "next_sentence_label", "sentence_order_label", "return_loss",
 )  # fmt: skip
+OPTIONAL = (
+    (), ("attention_mask",), ("decoder_input_ids",), ("pixel_values",), ("visual_feats", "visual_pos"),
+    ("visual_embeds",), ("bbox",), ("bbox", "pixel_values"),
+)  # fmt: skip
+"""Arguments with a default that some classes cannot do without, in the order in which they are tried."""
 _TENSORS: dict[str, Callable[[Sizes], Any]] = {
     "input_ids": _ids,
     "decoder_input_ids": _ids,
@@ -173,6 +185,10 @@ _TENSORS: dict[str, Callable[[Sizes], Any]] = {
     "pixel_values_videos": _image,
     "input_features": _spectrogram,
     "input_values": _wave,
+    "bbox": lambda sizes: torch.zeros(*_ids(sizes).shape, 4, dtype=torch.int64),
+    "visual_feats": lambda sizes: torch.zeros(EXAMPLE, REGIONS, sizes.get("visual_feat_dim", default=2048)),
+    "visual_pos": lambda sizes: torch.zeros(EXAMPLE, REGIONS, 4),
+    "visual_embeds": lambda sizes: torch.zeros(EXAMPLE, REGIONS, sizes.get("visual_embedding_dim", default=512)),
     "labels": _labels,
     "start_positions": _of_sample,
     "end_positions": _of_sample,
