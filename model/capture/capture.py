@@ -3,7 +3,6 @@
 import copy
 import inspect
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,6 @@ from torch.utils import _pytree as pytree
 from ..errors import PartitaError
 from ..graph.buffer_updates import STATISTICS, check_updates
 from ..graph.builder import Builder
-from ..graph.dtypes import FLOATS
 from ..graph.input_ranges import with_ranges
 from ..graph.pcg import PCG, live
 from ..graph.sparse_tables import settled
@@ -29,14 +27,12 @@ from .aten import TABLE
 from .aten.batch_norm import stop_counting
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
+from .literals import literal
 from .merged_lookups import merge_lookups
 from .objective import Loss, Objective, TrainedModule, check_loss, objective
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
-
-MAX_CONSTANT = 64
-"""Most elements of a tensor constant in the graph; larger ones must be buffers."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +234,7 @@ def _captured(
     unknown = opaque_call if allow_unknown else None
     translation = (Repeating if layers else Translation)(TABLE, builder, unknown, statistics)
     sources = _sources(program, builder, module, inputs)
-    translation.least = _least(builder, module)
+    translation.known.buffers = _known_buffers(builder, module)
     results = translation.run(program.graph, sources)
     _check_changes(program, translation)
     check_updates(builder.nodes)
@@ -268,7 +264,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
         target = (spec.target or "").removeprefix("module.")
         weight = parameters.get(target, buffers.get(target))
         if weight is None:
-            nodes.append(_constant(builder, target, tensors[target]))
+            nodes.append(literal(builder, target, tensors[target]))
             continue
         name = first[id(weight)]
         if name not in made:
@@ -292,29 +288,12 @@ def _first_names(module: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in reversed(_state(module))}
 
 
-def _least(builder: Builder, module: nn.Module) -> dict[int, int]:
-    """Integer buffer -> its smallest value, where known: negative indices count from the end."""
+def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tensor]:
+    """Buffer -> its tensor, where it has values."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    known = [(i, buffers[n.name]) for i, n in enumerate(builder.nodes) if n.op == "buffer" and n.dtype not in FLOATS]
     fake = torch._subclasses.FakeTensor
-    return {i: int(v.min()) for i, v in known if v.numel() and not v.is_meta and not isinstance(v, fake)}
-
-
-def _constant(builder: Builder, name: str, tensor: torch.Tensor) -> Index:
-    """A tensor created in forward from Python numbers, or a tensor attribute that is not a buffer."""
-    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-        raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
-    if tensor.numel() > MAX_CONSTANT:
-        raise PartitaError(
-            f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} must be buffers "
-            "of the module (register_buffer)"
-        )
-    dtype, values = dtype_name(tensor.dtype), tensor.flatten().tolist()
-    if not all(math.isfinite(v) for v in values) and tensor.dim():
-        raise PartitaError(f"the constant {name!r} has entries that are not finite; make it a buffer (register_buffer)")
-    if not tensor.dim():
-        return Index(builder.add("full", shape=(), dtype=dtype, name=name, value=values[0]))
-    return Index(builder.add("constant", shape=tensor.shape, dtype=dtype, name=name, values=tuple(values)))
+    found = {i: buffers[node.name] for i, node in enumerate(builder.nodes) if node.op == "buffer"}
+    return {i: value for i, value in found.items() if value.device.type == "cpu" and not isinstance(value, fake)}
 
 
 def _check_changes(program: torch.export.ExportedProgram, translation: Translation) -> None:

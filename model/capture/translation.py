@@ -19,6 +19,7 @@ from ..graph.dtypes import FLOATS
 from ..graph.pcg import Node
 from ..operators.operator import capturing
 from .decompositions import Decompositions
+from .known_values import KnownValues
 from .memory import Memory, writes
 
 
@@ -78,12 +79,14 @@ _SWAPS = frozenset(["transpose", "swapaxes", "swapdims", "t", "mT", "numpy_T", "
 
 
 def functional(target: Any, name: str) -> Any:
-    """The overload of `name` with the arguments of `target`; `target` itself if that is its name."""
+    """The overload of `name` with the arguments of `target`; `target` itself if that is its name; None if none has."""
     namespace, _, packet = target._schema.name.partition("::")
     if packet == name:
         return target
     found = getattr(getattr(torch.ops, namespace), name, None)
-    return getattr(found, target._overloadname, None)
+    overloads = [] if found is None else [getattr(found, overload) for overload in found.overloads()]
+    wanted = [item.name for item in target._schema.arguments]
+    return next((each for each in overloads if [item.name for item in each._schema.arguments] == wanted), None)
 
 
 class Translation:
@@ -106,7 +109,7 @@ class Translation:
         self._returned: dict[fx.Node, Any] = {}  # what regions return
         self._constants: dict[tuple[object, ...], Index] = {}
         self.limits: dict[int, int] = {}
-        self.least: dict[int, int] = {}  # the smallest values of integer buffers, where known
+        self.known = KnownValues(builder.nodes)
         self._current: fx.Node | None = None  # the call that is translated
         self._outer: fx.Node | None = None  # the user's call that `_current` is a part of
         self._decompositions = Decompositions()

@@ -160,7 +160,7 @@ def test_names_of_nested_inputs() -> None:
     assert found.call(module, [torch.ones(2) * i for i in (1, 2, 3)]).tolist() == [7, 7]
 
 
-BIG = torch.zeros(100)
+BIG = torch.linspace(0, 1, 100).square()
 
 
 def test_one_tensor_given_twice() -> None:

@@ -78,13 +78,57 @@ def test_attention(options: dict[str, Any], agrees: Any) -> None:
 def test_attention_mask_and_groups(boolean: bool, agrees: Any) -> None:
     def attend(x: Tensor) -> Tensor:
         q, k, v = x.unflatten(-1, (8, 3)).transpose(1, 2).split((4, 2, 2), 1)
-        mask = torch.ones(3, 3, dtype=torch.bool).tril()
+        mask = torch.ones(3, 3, dtype=torch.bool).tril(1)
         bias = mask if boolean else mask * -1.0
         return F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
 
     graph = agrees(Lambda(attend, 24), (X,))
     assert len(of(graph, "attention").inputs) == 4
     assert of(graph, "attention")["grouped"] and not graph.of("expand")  # keys and values are not copied
+
+
+def indexed(x: Tensor) -> Tensor:
+    """As transformers makes them, packed sequences looked for included."""
+    places = torch.arange(3)[None].expand(len(x), 3)
+    sequence = (torch.cat([places[:, :1] - 1, places], 1).diff(dim=-1) != 1).cumsum(-1)
+    rows, q, k = torch.arange(len(x))[:, None, None, None], torch.arange(3)[:, None], torch.arange(3)[None]
+    return (sequence[rows, q] == sequence[rows, k]) & (k <= places[rows, q])
+
+
+MASKS: list[tuple[Callable[[Tensor], Tensor], bool, int]] = [
+    (indexed, True, 3),
+    (lambda x: torch.ones(3, 3).tril()[None, None] == 1, True, 3),
+    (lambda x: torch.full((3, 3), -torch.inf).triu(1), True, 3),
+    (lambda x: torch.where(indexed(x), 0.0, torch.finfo(torch.float32).min), True, 3),
+    (lambda x: torch.ones(3, 3, dtype=torch.bool) | (torch.arange(3) > 1), False, 3),
+    (lambda x: x.new_zeros(4, 1, 3, 3), False, 3),
+    (lambda x: torch.ones(3, 3, dtype=torch.bool).tril().triu(-1), False, 4),
+    (lambda x: torch.full((3, 3), -1.0).triu(1), False, 4),
+    (lambda x: torch.ones(3, 3, dtype=torch.bool).tril().expand(4, 1, 3, 3) & (x[:, :1, None, None, 0] < 9), False, 4),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MASKS)))
+def test_masks_are_known_by_value(case: int, agrees: Any) -> None:
+    mask, causal, operands = MASKS[case]
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, mask(x))
+
+    found = of(agrees(Lambda(attend, 24), (X,)), "attention")
+    assert (found["causal"], len(found.inputs)) == (causal, operands)
+
+
+def test_tensors_of_forward_are_expressions(agrees: Any) -> None:
+    later, numbers = torch.full((9, 9), -1.0).triu(1), torch.arange(2, 200, 2)
+    rows = torch.arange(9.0).view(9, 1).expand(9, 40).contiguous()
+
+    def use(x: Tensor) -> Tensor:
+        return x.sum() * (later.to(x) @ rows.to(x)).mean() + x[0, 0, numbers % 6].sum()
+
+    graph = agrees(Lambda(use), (X,))
+    assert len(graph.of("triu")) == 1 and len(graph.of("arange")) == 1 and not graph.of("buffer")
 
 
 class Bags(nn.Module):

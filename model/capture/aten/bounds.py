@@ -24,7 +24,7 @@ def bounds(t: Translation, x: Index) -> Bounds:
     if node.op == "input":
         return (0, inf)
     if node.op == "buffer":
-        return t.least.get(x, 0), inf
+        return t.known.least(x), inf
     if node.dtype == "bool":
         return (0, 1)
     if node.op in _CONSTANTS:

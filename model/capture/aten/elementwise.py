@@ -4,7 +4,8 @@ from math import log
 
 from ...graph.dtypes import FLOATS
 from ...operators.elementwise import BINARY, UNARY
-from ..translation import A, Index, Rule, T, Value, dtype_name
+from ..known_values import once
+from ..translation import A, Index, Rule, T, Value, broadcast, dtype_name
 from . import data_dependent
 from .folds import batch_mean, rms_norm
 
@@ -100,9 +101,10 @@ def _function_of_two(name: str) -> Rule:
 def _compare(relation: str) -> Rule:
     def rule(t: T, a: A) -> Value:
         number = t.number(a["other"])
+        dtype = None if relation.startswith("bitwise") else "bool"
         if number is None or relation.startswith("logical"):  # of tensors only
-            return t.add("relate", a["self"], a["other"], relation=relation)
-        return t.add("compare", a["self"], relation=relation, value=number)
+            return t.add("relate", a["self"], a["other"], dtype=dtype, relation=relation)
+        return t.add("compare", a["self"], dtype=dtype, relation=relation, value=number)
 
     return rule
 
@@ -110,7 +112,9 @@ def _compare(relation: str) -> Rule:
 def _not(t: T, a: A) -> Value:
     """Negation of truth values; for numbers, comparison with zero."""
     x = a["self"]
-    return t.add("logical_not", x) if t.at(x).dtype == "bool" else t.add("compare", x, relation="eq", value=0)
+    if t.at(x).dtype == "bool":
+        return t.add("logical_not", x)
+    return t.add("compare", x, dtype="bool", relation="eq", value=0)
 
 
 def _invert(t: T, a: A) -> Value:
@@ -121,13 +125,24 @@ def _where(t: T, a: A) -> Value:
     if "self" not in a:
         return data_dependent.TABLE["nonzero"](t, a)
     dtype = dtype_name(t.like.dtype)
-    return t.add("where", a["condition"], t.tensor(a["self"], dtype), t.tensor(a["other"], dtype))
+    return chosen(t, a["condition"], t.tensor(a["self"], dtype), t.tensor(a["other"], dtype))
+
+
+def chosen(t: T, condition: Index, x: Index, other: Index) -> Index:
+    """torch.where; of a condition that is known to be the same everywhere, one of the two."""
+    known = t.known.of(condition)
+    shape = broadcast(t.shape(condition), t.shape(x), t.shape(other))
+    if known is not None:
+        small = once(known)
+        if bool(small.all()) or not bool(small.any()):
+            return t.expand(t.to(x if bool(small.all()) else other, t.like.dtype), shape)
+    return t.add("where", condition, x, other)
 
 
 def _masked_fill(t: T, a: A) -> Value:
     value = t.number(a["value"])
     filling = a["value"] if value is None else t.full(value, (), t.at(a["self"]).dtype)
-    return t.add("where", a["mask"], filling, a["self"])
+    return chosen(t, a["mask"], filling, a["self"])
 
 
 def _dropout(t: T, a: A) -> Value:

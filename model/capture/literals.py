@@ -1,0 +1,81 @@
+"""Tensors with values as expressions that make them: constants of forward must not become lists of numbers."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import PartitaError
+from ..graph.builder import Builder
+from .known_values import once
+from .translation import Index, dtype_name
+
+MAX_CONSTANT = 64
+"""Most elements of a tensor that is written as numbers."""
+
+
+def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
+    """A node for a tensor that forward creates, or an attribute that is not a buffer.
+
+    One number, consecutive numbers, a triangle of one number, few numbers; each also repeated along dims. Raises
+    PartitaError for others.
+    """
+    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+        raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
+    tensor = tensor.detach()
+    small = once(_repeated(tensor))
+    made = _expression(builder, name, small)
+    if made is None:
+        raise PartitaError(
+            f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} that are no "
+            "range, triangle or single number must be buffers of the module (register_buffer)"
+        )
+    if small.shape != tensor.shape:
+        made = Index(builder.add("expand", made, shape=tensor.shape, dtype=dtype_name(tensor.dtype), name=name))
+    return made
+
+
+def _repeated(tensor: Tensor) -> Tensor:
+    """The tensor, expanded along the dims in which all its entries are equal."""
+    for dim in range(tensor.dim()):
+        first = tensor.narrow(dim, 0, 1) if tensor.shape[dim] else tensor
+        if tensor.shape[dim] > 1 and tensor.stride(dim) and torch.equal(tensor, first.expand(tensor.shape)):
+            tensor = first.expand(tensor.shape)
+    return tensor
+
+
+def _expression(builder: Builder, name: str, tensor: Tensor) -> Index | None:
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+    if tensor.numel() == 1:
+        return Index(builder.add("full", shape=shape, dtype=dtype, name=name, value=tensor.item()))
+    values = tensor.flatten().tolist() if tensor.numel() <= MAX_CONSTANT else []
+    if values and all(map(math.isfinite, values)):
+        return Index(builder.add("constant", shape=shape, dtype=dtype, name=name, values=tuple(values)))
+    if tensor.dtype != torch.bool and max(shape, default=0) == tensor.numel():
+        start, step = tensor.flatten()[:2].tolist()[0], tensor.flatten().diff()[0].item()
+        line = torch.arange(tensor.numel(), dtype=tensor.dtype) * step + start
+        if step and torch.equal(line, tensor.flatten()):
+            stop = start + step * tensor.numel()
+            numbers = builder.add(
+                "arange", shape=(tensor.numel(),), dtype=dtype, name=name, start=start, stop=stop, step=step
+            )
+            return Index(numbers if len(shape) == 1 else builder.add("view", numbers, shape=shape, name=name))
+    return _triangle(builder, name, tensor)
+
+
+def _triangle(builder: Builder, name: str, tensor: Tensor) -> Index | None:
+    """One number on and below a diagonal, or on and above it, in the last two dims; zero elsewhere."""
+    if tensor.dim() < 2 or tensor.numel() != math.prod(tensor.shape[-2:]):
+        return None
+    matrix, (rows, columns) = tensor.reshape(tensor.shape[-2:]), tensor.shape[-2:]
+    row, column = int((matrix[0] != 0).sum()), int((matrix[:, 0] != 0).sum())  # entries that are not zero
+    for op, function, corner, diagonals in (
+        ("tril", torch.tril, matrix[-1, 0], (row - 1, column - rows)),
+        ("triu", torch.triu, matrix[0, -1], (columns - row, 1 - column)),
+    ):
+        for diagonal in diagonals:
+            if torch.equal(function(corner.expand(rows, columns), diagonal), matrix):
+                dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+                full = builder.add("full", shape=shape, dtype=dtype, name=f"{name}.full", value=corner.item())
+                return Index(builder.add(op, full, shape=shape, dtype=dtype, name=name, diagonal=diagonal))
+    return None
