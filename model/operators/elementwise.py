@@ -122,10 +122,10 @@ _RELATIONS: Mapping[str, Callable[[Array, Array], Array]] = {
 UNARY = (
     "log1p", "log2", "log10", "expm1", "exp2", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "erfc", "erfinv", "lgamma", "digamma", "sinc", "logit", "floor", "ceil", "round", "trunc", "frac", "sign", "isnan",
-    "isinf", "isfinite",
+    "isinf", "isfinite", "i0", "signbit",
 )  # fmt: skip
 """Functions of `torch` of one element that are one operator, `unary`."""
-BINARY = ("atan2", "hypot", "fmod", "remainder", "copysign", "xlogy", "floor_divide")
+BINARY = ("atan2", "hypot", "fmod", "remainder", "copysign", "xlogy", "floor_divide", "fmax", "fmin")
 """Functions of `torch` of two elements that are one operator, `binary`."""
 
 

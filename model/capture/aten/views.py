@@ -208,6 +208,18 @@ def hits(t: T, ids: Index, dim: int, size: int) -> Index:
     return t.add("relate", ids, numbers, shape=found, dtype="bool", relation="eq")
 
 
+def _diagonal(t: T, a: A) -> Value:
+    """Every (columns + 1)th entry of the flattened matrix."""
+    x, rank, offset = a["self"], len(t.shape(a["self"])), a["offset"]
+    dims = [a["dim1"] % rank, a["dim2"] % rank]
+    x = t.permute(x, [*(d for d in range(rank) if d not in dims), *dims])
+    *before, rows, columns = t.shape(x)
+    start = offset if offset >= 0 else -offset * columns
+    count, step = int(t.like.shape[-1]), columns + 1
+    flat = t.view(x, (*before, rows * columns))
+    return t.slice(flat, -1, start, start + (count - 1) * step + 1, step) if count else t.no("of no entry")
+
+
 def _triangle(op: str) -> Rule:
     return lambda t, a: t.add(op, a["self"], diagonal=a["diagonal"])
 
@@ -250,6 +262,7 @@ TABLE: dict[str, Rule] = {
     "scalar_tensor": _full("s"),
     "arange": _arange,
     "eye": _eye,
+    **dict.fromkeys(["diagonal", "diagonal_copy"], _diagonal),
     "one_hot": _one_hot,
     "pad": _pad,
     "constant_pad_nd": lambda t, a: _pad(t, a | {"mode": "constant"}),
