@@ -114,6 +114,8 @@ def _rows(pcg: PCG, index: int) -> Iterator[Row]:
         )
         if node.get("loose"):
             yield Row((), P)
+        if node.get("linear", True) is False:  # a backward to which the gradient must come whole
+            derived = (row for row in derived if row.output != B)
         # Joined tables are never addends: at P they are spread.
         yield from (row for row in derived if P not in row.inputs or not table_rows(pcg.nodes[node.inputs[0]]))
         sources = tuple(pcg.nodes[i] for i in node.inputs)

@@ -25,6 +25,7 @@ from ..graph.pcg import PCG, live
 from ..graph.sparse_tables import settled
 from .aten import TABLE
 from .aten.batch_norm import stop_counting
+from .custom_functions import CustomFunctions
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
 from .literals import literal
@@ -152,9 +153,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _export(
-    model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int]
+    model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int], functions: CustomFunctions
 ) -> tuple[torch.export.ExportedProgram, Objective]:
-    """The program at `batch` samples, and what it minimizes. Of equal `layers` it holds two."""
+    """The program at `batch` samples, and what it minimizes. Of equal `layers` it holds two.
+
+    Calls of user-defined autograd functions are noted in `functions`.
+    """
     module = model.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _without_memory(module, mode)
@@ -165,7 +169,7 @@ def _export(
             torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
         )
     try:
-        with warnings.catch_warnings(), _quiet(), only_autograd():
+        with warnings.catch_warnings(), _quiet(), only_autograd(functions.apply):
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
     except PartitaError:
@@ -228,11 +232,11 @@ def _captured(
     statistics: str,
 ) -> PCG:
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
-    module = model.module
-    program, found = _export(model, inputs, batch, layers)
+    module, functions = model.module, CustomFunctions()
+    program, found = _export(model, inputs, batch, layers, functions)
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
-    translation = (Repeating if layers else Translation)(TABLE, builder, unknown, statistics)
+    translation = (Repeating if layers else Translation)({**TABLE, **functions.rules}, builder, unknown, statistics)
     sources = _sources(program, builder, module, inputs)
     translation.known.buffers = _known_buffers(builder, module)
     results = translation.run(program.graph, sources)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import FunctionType
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -38,19 +40,44 @@ def check_hooks(module: nn.Module) -> None:
             raise PartitaError(f"{name or 'the module'!r} has a hook on its gradient, which the program would not run")
 
 
+class _Template:
+    """`apply` as the code that stands for `Function.apply` meanwhile: it has the same cell, `__class__`."""
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        _ = super()  # which makes the cell
+        return globals()["_partita_applied"](cls, *args, **kwargs)
+
+
 @contextmanager
-def only_autograd() -> Iterator[None]:
-    """Within it, custom autograd functions, hooks and `torch.inference_mode` raise PartitaError."""
-    apply: Callable[..., Any] = Function.apply.__func__  # type: ignore[attr-defined]
+def _applying(applied: Callable[..., Any]) -> Iterator[None]:
+    """Within it, `Function.apply` is `applied(its own code, class, arguments)`.
+
+    The code of the method is replaced, not the method: modules keep `apply = MyFunction.apply`, which is bound.
+    """
+    method: Any = Function.apply.__func__  # type: ignore[attr-defined]
+    template: Any = _Template.apply.__func__  # type: ignore[attr-defined]
+    code, names = method.__code__, method.__globals__
+    own = FunctionType(code, names, method.__name__, method.__defaults__, method.__closure__)
+    names["_partita_applied"] = partial(applied, own)
+    method.__code__ = template.__code__
+    try:
+        yield
+    finally:
+        method.__code__ = code
+        del names["_partita_applied"]
+
+
+@contextmanager
+def only_autograd(custom: Callable[..., Any]) -> Iterator[None]:
+    """Within it `custom` gets calls of user-defined functions; hooks and `torch.inference_mode` raise PartitaError."""
     enter = torch.inference_mode.__enter__
 
-    def applied(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+    def applied(apply: Callable[..., Any], kind: type[Function], *args: Any, **kwargs: Any) -> Any:
         if kind.__name__ == "CheckpointFunction":
             raise PartitaError("forward uses a reentrant checkpoint, which is not supported; use use_reentrant=False")
         if kind.__module__.partition(".")[0] != "torch":
-            raise PartitaError(
-                f"{kind.__name__} has a custom backward, which is not supported; write it with torch's functions"
-            )
+            return custom(kind, *args, **kwargs)
         return apply(kind, *args, **kwargs)
 
     def hooked(tensor: Tensor, hook: Any) -> NoReturn:
@@ -62,7 +89,7 @@ def only_autograd() -> Iterator[None]:
         enter(region)
 
     with (
-        patch.object(Function, "apply", classmethod(applied)),
+        _applying(applied),
         patch.object(Tensor, "register_hook", hooked),
         patch.object(torch.inference_mode, "__enter__", entered),
     ):

@@ -11,7 +11,8 @@ Sizes are shrunk where the call accepts it, but stay above every whole number am
 100 does nothing to ten elements. Whatever cannot be run, or gives no evidence, is whole.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite, prod
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..graph.notation import accesses, parse
 from ..operators.unknown import whole_notation
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -36,7 +38,7 @@ MOST_WORK = 1 << 20
 """Elements after which a split of a size has been tried with enough values."""
 SMALL = (5, 7, 4, 6, 9)
 """Sizes of dims, above all whole numbers among the arguments."""
-FEWEST = 4
+FEWEST = 3
 """Runs that must give evidence of a split."""
 
 
@@ -51,10 +53,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One output of a call: its notation, and whether it has a gradient."""
+    """One output of a call: its notation, whether it has a gradient, and whether its backward is linear in that."""
 
     notation: str
     gradient: bool
+    linear: bool = True
 
 
 class NotPureError(Exception):
@@ -70,17 +73,37 @@ class _Split:
     at: int | None
 
 
-def findings(run: Run, operands: Sequence[Operand], outputs: Shapes, constants: Sequence[float]) -> list[Finding]:
+def findings(
+    run: Run, operands: Sequence[Operand], outputs: Shapes, constants: Sequence[float], *, custom: bool = False
+) -> list[Finding]:
     """What is found of every output; `constants` are the numbers among the call's arguments.
 
-    Raises NotPureError.
+    `custom`: the backward is the user's, and may be no gradient. Raises NotPureError.
     """
-    return _Finder(run, tuple(operands), outputs, constants).findings()
+    return _Finder(run, tuple(operands), outputs, constants, custom).findings()
+
+
+def unsplit(run: Run, operands: Sequence[Operand], outputs: Shapes) -> list[Finding]:
+    """Every output of a call that is not run."""
+    gradients = _Finder(run, tuple(operands), outputs, (), False)._differentiable()
+    ranks = [len(x.shape) for x in operands]
+    return [Finding(whole_notation(ranks, len(shape)), own) for shape, own in zip(outputs, gradients, strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors are not worth several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class _Finder:
-    def __init__(self, run: Run, operands: tuple[Operand, ...], outputs: Shapes, constants: Sequence[float]) -> None:
-        self.run, self.operands, self.outputs = run, operands, outputs
+    def __init__(
+        self, run: Run, operands: tuple[Operand, ...], outputs: Shapes, constants: Sequence[float], custom: bool
+    ) -> None:
+        self.run, self.operands, self.outputs, self.custom = run, operands, outputs, custom
         largest = max((size for x in operands for size in x.shape), default=1)
         whole = (abs(int(c)) for c in constants if isfinite(c) and float(c).is_integer())
         self.least = max((n for n in whole if n <= largest), default=0)
@@ -90,17 +113,20 @@ class _Finder:
         self.backward_failed = self.has_backward = False
 
     def findings(self) -> list[Finding]:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), _one_thread():
             gradients = self._differentiable()
             groups = self._groups()
             base = self._base([dims for dims, _ in groups])
             self._check_repeats(base)
+            if self.custom:
+                self._check_joint(base)
+            linear = [not self.custom or self._is_linear(o, base) for o in range(len(self.outputs))]
             candidates = [split for _, splits in groups for split in splits]
             splits = [split for split in candidates if self._holds(split, base)]
         if self.backward_failed and not self.has_backward:
             raise NotPureError("its backward fails")
         return [
-            Finding(self._notation(o, [s for s in splits if s.output == o]), gradients[o])
+            Finding(self._notation(o, [s for s in splits if s.output == o]), gradients[o], linear[o])
             for o in range(len(self.outputs))
         ]
 
@@ -113,9 +139,10 @@ class _Finder:
         ]
         try:
             with torch.no_grad():
-                return tuple(tuple(y.shape) for y in self.run(made))
+                found = tuple(tuple(y.shape) for y in self.run(made))
         except Exception:  # operators may raise anything
             return None
+        return found if len(found) == len(self.outputs) else None  # a call may give as many parts as sizes say
 
     def _differentiable(self) -> list[bool]:
         """Of every output whether autograd computes gradients of it."""
@@ -124,7 +151,7 @@ class _Finder:
         ]
         try:
             return [y.requires_grad for y in self.run(made)]
-        except Exception:
+        except Exception:  # no kernel without values: as if it were differentiable
             return [any(x.gradient for x in self.operands)] * len(self.outputs)
 
     def _resized(self, shapes: Shapes, dims: Dims, size: int) -> Shapes:
@@ -206,34 +233,70 @@ class _Finder:
             first, second = self._outputs(tensors), self._outputs(tensors)
             if first is None or second is None:
                 continue
-            if any(not _equal(a, b) for a, b in zip(first, second, strict=True)):
+            if any(not equal(a, b) for a, b in zip(first, second, strict=True)):
                 raise NotPureError("it gives another result the second time")
             return
 
+    def _is_linear(self, output: int, base: Shapes) -> bool:
+        """True if a backward was seen to be linear in the gradient of an output."""
+        seen = False
+        for number, tensors in enumerate(self._tensors(base, 0)):
+            found = self._outputs(tensors)
+            if found is None:
+                continue
+            y = found[output]
+            generator = torch.Generator().manual_seed(number)
+            v, w = (torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y.dtype) for _ in range(2))
+            try:
+                parts = [self._gradients(tensors, self.run(tensors)[output], 10.0**number * g) for g in (v, w, v + w)]
+            except Exception:  # it has no gradient for such values
+                continue
+            seen = True
+            for one, other, both in zip(*parts, strict=True):
+                if both is None or one is None or other is None:
+                    continue
+                if not equal(one + other, both, 1e-9):
+                    return False
+        return seen
+
+    def _check_joint(self, base: Shapes) -> None:
+        """Raise NotPureError unless a backward adds up what the gradients of its outputs give one by one."""
+        for number, tensors in enumerate(self._tensors(base, 0)):
+            wanted, found = [x for x in tensors if x.requires_grad], self._outputs(tensors)
+            trained = [y for y in found or () if y.requires_grad]
+            if len(trained) < 2 or not wanted:
+                continue
+            generator = torch.Generator().manual_seed(number)
+            vs = [torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y.dtype) for y in trained]
+            try:
+                joint = torch.autograd.grad(trained, wanted, vs, allow_unused=True, retain_graph=True)
+                single = [
+                    torch.autograd.grad(y, wanted, v, allow_unused=True, retain_graph=True)
+                    for y, v in zip(trained, vs, strict=True)
+                ]
+            except Exception:  # it has no gradient for such values
+                continue
+            for x, both, *parts in zip(wanted, joint, *single, strict=True):
+                given = [torch.zeros_like(x) if part is None else part for part in parts]
+                if not equal(torch.stack(given).sum(0), torch.zeros_like(x) if both is None else both, 1e-9):
+                    raise NotPureError("its backward mixes the gradients of its outputs")
+
     def _outputs(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         try:
-            return list(self.run(tensors))
+            found = list(self.run(tensors))
         except Exception:
             return None
+        return found if len(found) == len(self.outputs) else None
 
     def _tensors(self, shapes: Shapes, seed: int) -> Iterator[list[Tensor]]:
-        """Inputs of these shapes, of several kinds of values."""
-        elements = max(map(prod, shapes), default=1)
-        if elements > MOST_ELEMENTS:
-            return
-        kinds = list(product(self.scales, _KINDS))
-        for number, (scale, kind) in enumerate(kinds[: max(len(_KINDS), MOST_WORK // elements)]):
-            generator = torch.Generator().manual_seed(1000 * seed + number)
-            tensors = []
-            for shape, x in zip(shapes, self.operands, strict=True):
-                tensors.append(_values(shape, x, kind, scale, generator, seed))
-            yield tensors
+        """Inputs of these shapes, of several kinds of values: for one size of all scales."""
+        return samples(self.operands, shapes, seed, self.scales if seed == 0 else self.scales[:1])
 
     def _holds(self, split: _Split, base: Shapes) -> bool:
         """True if results of parts are the parts of results, whatever was tried."""
         original = next(x.shape[d] for x, d in zip(self.operands, split.dims, strict=True) if d is not None)
         evidence = 0
-        for seed, size in enumerate(dict.fromkeys((*self._sizes[:4], min(original, 257 + self.least)))):
+        for seed, size in enumerate(dict.fromkeys((*self._sizes[:2], min(original, 257 + self.least)))):
             shown = 0
             for tensors in self._tensors(self._resized(base, split.dims, size), seed):
                 found = self._outputs(tensors)
@@ -258,7 +321,7 @@ class _Finder:
         v = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
         v = v.to(y.dtype) if y.is_floating_point() else v
         whole = self._gradients(tensors, y, v)
-        for cuts in ((1, size), (size // 2, size - 1, size)):
+        for cuts in ((size // 2, size - 1, size), (1, size))[: 2 if size < 257 else 1]:
             start, parts, grads = 0, list[Tensor](), list[list[Tensor | None]]()
             for stop in cuts:
                 given = [
@@ -274,7 +337,7 @@ class _Finder:
                 parts.append(made.detach())
                 grads.append(self._gradients(given, made, v if at is None else v.narrow(at, start, stop - start)))
                 start = stop
-            if not _equal(_together(parts, at), y.detach()):
+            if not equal(_together(parts, at), y.detach()):
                 return False
             for x, d, mine, *own in zip(tensors, split.dims, whole, *grads, strict=True):
                 if not _same_gradient(x, d, mine, own, _lengths(cuts)):
@@ -321,6 +384,29 @@ class _Finder:
         arguments = ", ".join(f"x{i}[{', '.join(dims)}]" for i, dims in enumerate(inputs))
         term = f"f({arguments})" + (f"[{', '.join(locked)}]" if locked else "")
         return f"y[{', '.join(names)}] = " + (f"sum({', '.join(sums)}) " if sums else "") + term
+
+
+def samples(
+    operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]], seed: int, scales: Sequence[float] = (1.0,)
+) -> Iterator[list[Tensor]]:
+    """Random inputs of these shapes, of several kinds of values; none where a call with them takes too long."""
+    elements = max(map(prod, shapes), default=1)
+    if elements > MOST_ELEMENTS:
+        return
+    kinds = list(product(scales, _KINDS))
+    for number, (scale, kind) in enumerate(kinds[: max(len(_KINDS), MOST_WORK // elements)]):
+        generator = torch.Generator().manual_seed(1000 * seed + number)
+        yield [_values(shape, x, kind, scale, generator, seed) for shape, x in zip(shapes, operands, strict=True)]
+
+
+def resized(shapes: Sequence[tuple[int, ...]], notation: str, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The shapes of the inputs with the indices of a notation at these sizes."""
+    (term,) = parse(notation).terms
+    indices = [access.indices for access in accesses(term)]
+    return [
+        tuple(sizes.get(name, size) for name, size in zip(names, shape, strict=True))
+        for names, shape in zip(indices, shapes, strict=True)
+    ]
 
 
 _KINDS = ("normal", "positive", "above one", "ties", "definite")
@@ -375,13 +461,13 @@ def _same_gradient(
         return True
     shapes = [x if dim is None else x.narrow(dim, 0, length) for length in lengths]
     given = [torch.zeros_like(s) if part is None else part for part, s in zip(parts, shapes, strict=True)]
-    return _equal(_together(given, dim), torch.zeros_like(x) if whole is None else whole, 1e-7)
+    return equal(_together(given, dim), torch.zeros_like(x) if whole is None else whole, 1e-7)
 
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def _equal(a: Tensor, b: Tensor, tolerance: float = 0.0) -> bool:
+def equal(a: Tensor, b: Tensor, tolerance: float = 0.0) -> bool:
     """True if two tensors agree up to rounding, NaN where NaN is."""
     a, b = a.detach(), b.detach()
     if a.shape != b.shape or a.dtype != b.dtype:

@@ -5,35 +5,38 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from ..graph.dtypes import FLOATS
 from ..graph.pcg import Attribute
-from ..operators.unknown import MOST_INPUTS, call_text, constants_in
-from .independence import Finding, NotPureError, Operand, findings
-from .translation import Index, T, Value
+from ..operators.unknown import MOST_INPUTS, call_source, constants_in
+from .independence import Finding, NotPureError, Operand, findings, unsplit
+from .translation import A, Index, T, Value
 
 _PLACES = ("device", "pin_memory", "layout")
 """Keywords that say where a tensor is, which the program knows."""
 
 
-def opaque_call(t: T, node: fx.Node, target: Any) -> Value:
-    """The outputs of a call as opaque nodes. Raises PartitaError for a call that cannot be repeated on every rank."""
-    reason = _refused(target, node.meta["val"])
+def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
+    """The outputs of a call as opaque nodes; `value` is what it returns, as fake tensors.
+
+    Raises PartitaError for a call that cannot be repeated on every rank.
+    """
+    reason = _refused(target, value)
     if reason:
         raise t.refusal(f"operator {target} ({reason})")
     inputs: list[int] = []
-    call = _encoded(t, node, target, inputs)
+    call = _encoded(t, target, given, inputs)
     operands = tuple(
         Operand(source.shape, getattr(torch, source.dtype), source.gradient and t.gradient)
         for source in map(t.at, inputs)
     )
-    value = node.meta["val"]
     several = isinstance(value, list | tuple)
     values = list(value) if several else [value]
     shapes = tuple(tuple(int(size) for size in v.shape) for v in values)
     try:
-        found, intensity = _found(str(target), call, operands, shapes, several)
+        found, intensity = _found(str(target), call, operands, shapes, several, _safe(target, given, t))
     except NotPureError as error:
         raise t.refusal(f"operator {target} ({error})") from error
     extra: dict[str, Attribute] = {} if intensity is None else {"intensity": intensity}
@@ -56,6 +59,8 @@ def _refused(target: Any, value: Any) -> str:
         return "it changes a tensor in place"
     if torch.Tag.nondeterministic_seeded in tags:
         return "it is random"
+    if target is torch.ops.aten.view.dtype:
+        return "it reads the bits of numbers, which depend on the plan's dtype"
     values = value if isinstance(value, list | tuple) else [value]
     if not values or not all(isinstance(v, Tensor) for v in values):
         return "it returns something that is not a tensor"
@@ -70,17 +75,15 @@ def _refused(target: Any, value: Any) -> str:
     return ""
 
 
-def _encoded(t: T, node: fx.Node, target: Any, inputs: list[int]) -> tuple[Any, ...]:
+def _encoded(t: T, target: Any, given: A, inputs: list[int]) -> tuple[Any, ...]:
     """The arguments as (keyword or nothing, value) pairs; nodes that they read are appended to `inputs`."""
 
     def encode(argument: Any) -> Attribute:
-        if isinstance(argument, fx.Node):
-            argument = t.values[argument]
-            if isinstance(argument, Index):
-                if len(inputs) == MOST_INPUTS:
-                    raise t.refusal(f"operator {target}, which reads more than {MOST_INPUTS} tensors")
-                inputs.append(argument)
-                return ("@", len(inputs) - 1)
+        if isinstance(argument, Index):
+            if len(inputs) == MOST_INPUTS:
+                raise t.refusal(f"operator {target}, which reads more than {MOST_INPUTS} tensors")
+            inputs.append(argument)
+            return ("@", len(inputs) - 1)
         if isinstance(argument, list | tuple):
             return ("list", *map(encode, argument))
         if isinstance(argument, torch.dtype | torch.memory_format):
@@ -90,8 +93,40 @@ def _encoded(t: T, node: fx.Node, target: Any, inputs: list[int]) -> tuple[Any, 
             return argument
         raise t.refusal(f"operator {target} with argument {argument!r}")
 
-    call = [("", encode(a)) for a in node.args]
-    return (*call, *((k, encode(a)) for k, a in node.kwargs.items() if k not in _PLACES))
+    items = [item for item in target._schema.arguments if item.name not in _PLACES]
+    while items and _is_default(given[items[-1].name], items[-1]):
+        items.pop()
+    return tuple(
+        (item.name if item.kwarg_only else "", encode(given[item.name]))
+        for item in items
+        if not (item.kwarg_only and _is_default(given[item.name], item))
+    )
+
+
+def _is_default(value: Any, item: Any) -> bool:
+    """True if an argument need not be given."""
+    if not item.has_default_value() or isinstance(value, Index):
+        return False
+    same: bool = type(value) is type(item.default_value) and value == item.default_value
+    return same
+
+
+_CHECKED = (
+    "embedding", "gather", "index", "index_add", "index_copy", "index_fill", "index_put", "index_select", "isin",
+    "one_hot", "bucketize", "scatter", "scatter_add", "scatter_reduce", "searchsorted", "take", "take_along_dim",
+)  # fmt: skip
+"""Operators that refuse whole numbers which they cannot use."""
+
+
+def _safe(target: Any, given: A, t: T) -> bool:
+    """True if a call can be run with any whole numbers: some operators take them for places without a look."""
+    if torch.Tag.pointwise in target.tags or target._schema.name.removeprefix("aten::") in _CHECKED:
+        return True
+    tensors = [v for value in given.values() for v in (value if isinstance(value, list) else [value])]
+    return not any(
+        isinstance(v, Index) and t.at(v).dtype not in (*FLOATS, "bool")
+        for v in tensors[1:]  # the first is data
+    )
 
 
 @lru_cache(maxsize=1024)  # equal layers make equal calls
@@ -101,16 +136,20 @@ def _found(
     operands: tuple[Operand, ...],
     shapes: tuple[tuple[int, ...], ...],
     several: bool,
+    safe: bool,
 ) -> tuple[list[Finding], float | None]:
-    """What is found of every output, and the FLOPs for every element read or written, where PyTorch counts them."""
+    """What is found of every output, and the FLOPs for every element read or written, where PyTorch counts them.
+
+    `several`: the call returns a list. A call that is not `safe` is not run.
+    """
     names = [f"x{i}" for i in range(len(operands))]
-    code = compile(call_text(target, call, names), "<opaque operator>", "eval")
+    code = compile(call_source(target, call, names), "<opaque operator>", "eval")
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         result = eval(code, {"torch": torch}, dict(zip(names, tensors, strict=True)))
         return list(result) if several else [result]
 
-    found = findings(run, operands, shapes, constants_in(call))
+    found = findings(run, operands, shapes, constants_in(call)) if safe else unsplit(run, operands, shapes)
     return found, _intensity(target, run, operands, shapes)
 
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
 from .equal_layers import PLAIN, description
+from .library import define
 from .memory import storage
 from .translation import Index, Translation, Value
 
@@ -44,21 +45,10 @@ def _output(token: Tensor, number: int, size: list[int], stride: list[int], dtyp
     return torch.empty_strided(size, stride, dtype=dtype)
 
 
-_LIBRARY: Any = torch.library.Library("partita", "DEF")  # type: ignore[no-untyped-call]
-
-
-def _define(name: str, signature: str, fake: Callable[..., Any]) -> Any:
-    """An operator with an output shape and no computation; callers set `requires_grad`."""
-    _LIBRARY.define(name + signature)
-    torch.library.register_fake(f"partita::{name}", fake, lib=_LIBRARY)
-    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    return getattr(torch.ops.partita, name).default
-
-
-BEGIN = _define("layer_begin", "(Tensor[] given, int call, str path) -> Tensor[]", _begin)
-END = _define("layer_end", "(Tensor[] given, int call, str path) -> Tensor", _token)
-AGAIN = _define("layer_again", "(Tensor[] given, int call, str path) -> Tensor", _token)
-OUTPUT = _define(
+BEGIN = define("layer_begin", "(Tensor[] given, int call, str path) -> Tensor[]", _begin)
+END = define("layer_end", "(Tensor[] given, int call, str path) -> Tensor", _token)
+AGAIN = define("layer_again", "(Tensor[] given, int call, str path) -> Tensor", _token)
+OUTPUT = define(
     "layer_output", "(Tensor token, int number, int[] size, int[] stride, ScalarType dtype) -> Tensor", _output
 )
 

@@ -209,7 +209,7 @@ class Translation:
     def _translated(self, node: fx.Node, packet: str, arguments: dict[str, Any]) -> Value:
         """A call of `packet`: by its registered operator, its rule or its decomposition, or as an unknown operator."""
         target: Any = node.target
-        rule = self.table.get(packet) if target.namespace == "aten" else None
+        rule = self.table.get(packet) if target.namespace in ("aten", "partita") else None
         result = self._registered(target, arguments)
         if result is None and rule:
             result = rule(self, arguments)
@@ -221,7 +221,7 @@ class Translation:
         if self.unknown is None or plain is None:
             reason = self._reason or (f"no translation for {arguments}" if rule else "no translation")
             raise self.refusal(f"operator {target} ({reason})", f"{REMEDY}, or allow unknown ones (--allow-unknown)")
-        return self.unknown(self, node, plain)
+        return self.unknown(self, node.meta["val"], plain, arguments)
 
     def _registered(self, target: Any, arguments: dict[str, Any]) -> Value:
         """The registered operator whose entry names this ATen operator (`captures`)."""
@@ -528,8 +528,8 @@ T: TypeAlias = Translation
 A: TypeAlias = dict[str, Any]
 """The arguments of an ATen call by name."""
 
-Fallback: TypeAlias = Callable[[T, fx.Node, Any], Value]
-"""Translates a call of an operator that has no rule."""
+Fallback: TypeAlias = Callable[[T, Any, Any, A], Value]
+"""Translates a call of an operator that has no rule, given the fake tensors that it returns."""
 
 
 def _inline(t: Translation, node: fx.Node, graph: Any, arguments: Sequence[Any]) -> list[Value]:

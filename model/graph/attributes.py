@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from keyword import iskeyword
 from math import isfinite
 from typing import Any, TypeAlias
 
 from ..operators.elementwise import BINARY, UNARY
+from ..operators.function import ITEM
 from ..operators.operator import operator
-from ..operators.unknown import MEMORY_FORMATS, is_call_notation, is_target
+from ..operators.unknown import ARITHMETIC, MEMORY_FORMATS, is_call_notation, is_target
 from .dtypes import ITEMSIZE
 from .pcg import SOURCES, Node, is_name
 
@@ -71,8 +73,11 @@ def _argument(value: Any) -> bool:
         return len(value) == 2 and value[1] in ITEMSIZE
     if isinstance(value, tuple) and value[:1] == ("memory_format",):
         return len(value) == 2 and value[1] in MEMORY_FORMATS
+    if isinstance(value, tuple) and value[:1] == ("size",):
+        return len(value) == 3 and _argument(value[1]) and _place(value[2])
     if isinstance(value, tuple):
-        return value[:1] == ("list",) and all(map(_argument, value[1:]))
+        counts = {"dtype_of": 1, "device_of": 1} | dict.fromkeys(ARITHMETIC, 2)
+        return (value[:1] == ("list",) or counts.get(value[0]) == len(value) - 1) and all(map(_argument, value[1:]))
     return value is None or _constant(value) or (isinstance(value, str) and value.isidentifier())
 
 
@@ -82,8 +87,18 @@ def _arguments(value: Any) -> bool:
     return pairs(value) and [bool(key) for key, _ in value] == sorted(bool(key) for key, _ in value)
 
 
+def _statements(value: Any) -> bool:
+    """(operator, arguments) pairs."""
+    pairs = _tuple(lambda pair: isinstance(pair, tuple) and len(pair) == 2)
+    return pairs(value) and all((name == ITEM or is_target(name)) and _arguments(given) for name, given in value)
+
+
 def _key(value: Any) -> bool:
     return value == "" or (isinstance(value, str) and value.isidentifier())
+
+
+def _class_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier() and value.isascii() and not iskeyword(value)
 
 
 def _sizes(value: Any) -> bool:
@@ -201,6 +216,14 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "projection": {"site": _place},
     "receive": {"peer": is_name},
     "send": {"peer": is_name},
+    "function": {
+        "title": _class_name,
+        "body": _statements,
+        "results": _tuple(_place),
+        "gradients": _tuple(_or_none(_place)),
+        "output": _place,
+        "linear": _flag,
+    },
     "opaque": {"target": is_target, "arguments": _arguments, "output": _or_none(_place)},
 }
 OPTIONAL: dict[str, dict[str, Check]] = {
@@ -224,6 +247,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "scatter": {"value": _constant},
     "opaque": {"notation": is_call_notation, "intensity": _amount},
     "searchsorted": {"right": _flag},
+    "function": {"notation": is_call_notation},
 }
 
 _ANY: dict[str, Check] = {"atoms": _factors}

@@ -82,7 +82,7 @@ def _bound(pcg: PCG, index: int, samples: Sequence[Sequence[int]]) -> bool:
         own = {d for d, names in enumerate(notation.output) if set(names.split()) & set(made)} - set(samples[index])
         for access in factor.arguments if isinstance(factor, Call) else (factor,):
             read = [access.indices[d] for d in samples[numbers[access.operand]]]
-            if node.op == "opaque" and WHOLE in read:  # its arguments may be sizes
+            if node.op in ("opaque", "function") and WHOLE in read:  # its arguments may be sizes
                 return True
             if any(name.startswith("@") or (WHOLE in name.split() and (own or " " in name)) for name in read):
                 return True

@@ -42,11 +42,11 @@ def whole_notation(ranks: Sequence[int], rank: int) -> str:
     return f"y[{names}] = f({arguments})[{names}]"
 
 
-def call_text(target: str, arguments: Sequence[Any], names: Sequence[str]) -> str:
+def call_source(target: str, arguments: Sequence[Any], names: Sequence[str]) -> str:
     """Python source of a call, with these names for the tensors that it reads. Raises ValueError if it is malformed."""
     if not is_target(target):
         raise ValueError(f"{target!r} is not an operator")
-    if any(i >= len(names) for _, value in arguments for i in _numbers(value)):
+    if any(i >= len(names) for i in refers_to(arguments)):
         raise ValueError(f"the call reads more than its {len(names)} inputs")
     call = [(key, _source(value, names)) for key, value in arguments]
     given = ", ".join(f"{key}={text}" if key.isidentifier() else text for key, text in call)
@@ -60,16 +60,19 @@ def constants_in(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
-def _numbers(value: Any) -> list[int]:
-    """The inputs that an argument refers to."""
+def refers_to(value: Any) -> list[int]:
+    """The values that an argument, or all arguments of a call, refer to by number."""
     if not isinstance(value, tuple):
         return []
-    tag, *rest = value
-    return list(rest) if tag == "@" else [i for v in rest for i in _numbers(v)]
+    return [value[1]] if value[:1] == ("@",) else [i for v in value for i in refers_to(v)]
+
+
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "truediv": "/", "pow": "**"}
+"""How sizes are computed from others."""
 
 
 def _source(value: Any, names: Sequence[str]) -> str:
-    """Python source of an argument that capture encoded: tensors, lists and dtypes are tagged tuples."""
+    """Python source of an argument that capture encoded: tensors, lists, dtypes and sizes are tagged tuples."""
     if not isinstance(value, tuple):
         return literal("", value)
     tag, *rest = value
@@ -79,13 +82,20 @@ def _source(value: Any, names: Sequence[str]) -> str:
         if not re.fullmatch(r"\w+", rest[0], re.ASCII):
             raise ValueError(f"{rest[0]!r} is not a {tag}")
         return f"torch.{rest[0]}"
-    return f"[{', '.join(_source(v, names) for v in rest)}]"
+    texts = [_source(v, names) for v in rest]
+    if tag in ("dtype_of", "device_of"):
+        return f"{texts[0]}.{tag.removesuffix('_of')}"
+    if tag == "size":
+        return f"{texts[0]}.shape[{texts[1]}]"
+    if tag in ARITHMETIC:
+        return f"({texts[0]} {ARITHMETIC[tag]} {texts[1]})"
+    return f"[{', '.join(texts)}]"
 
 
 def _notation(node: Node, inputs: tuple[Node, ...]) -> str:
     if len(inputs) > MOST_INPUTS:
         raise ValueError(f"an opaque operator reads at most {MOST_INPUTS} tensors, not {len(inputs)}")
-    call_text(node["target"], node["arguments"], [f"x{i}" for i in range(len(inputs))])
+    call_source(node["target"], node["arguments"], [f"x{i}" for i in range(len(inputs))])
     text: str = node.get("notation") or whole_notation([len(x.shape) for x in inputs], len(node.shape))
     if parse(text).operands != tuple(f"x{i}" for i in range(len(inputs))):
         raise ValueError(f"{text!r} does not read the {len(inputs)} inputs in order")
@@ -98,7 +108,7 @@ def _flops(node: Node, inputs: tuple[Node, ...]) -> int:
 
 def _call(node: Node, names: Sequence[str]) -> str:
     part = "" if node["output"] is None else f"[{node['output']}]"
-    return call_text(node["target"], node["arguments"], names) + part
+    return call_source(node["target"], node["arguments"], names) + part
 
 
 OPERATORS = (

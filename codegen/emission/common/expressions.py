@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from math import prod
 
 from ....formulation.special import special_strategy
@@ -16,6 +17,7 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import atom_of, is_split
 from ....model.operators.attention import attend
 from ....model.operators.batch_norm import values_per_channel
+from ....model.operators.function import class_source
 from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
 from . import losses, regathered_weights
@@ -279,13 +281,25 @@ def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     return text.replace(", True, ", ", mesh.training, ")
 
 
-# Opaque operators
+# Opaque operators, and autograd functions of the module
 
 
 def _opaque(call: OperatorCall, names: Sequence[str]) -> str:
     """Many operators have no kernel for 16 bits: an opaque one computes in float32 at least."""
     text = registered(call, [enclosed(full_precision(call, name, i)) for i, name in enumerate(names)])
+    text = text if names else f"{text}.to(mesh.device)"
     return f"{text}.to(self.dtype)" if call.mixed and call.node.dtype in FLOATS else text
+
+
+def _function(call: OperatorCall, names: Sequence[str]) -> str:
+    """A call of a class that the program has, in float32 at least."""
+    node, known = call.node, call.used.functions
+    wishes = (f"{node['title']}{number if number > 1 else ''}" for number in count(1))
+    name = next(wish for wish in wishes if known.get(wish, class_source(wish, node)) == class_source(wish, node))
+    known[name] = class_source(name, node)
+    text = f"{name}.apply({', '.join(full_precision(call, x, i) for i, x in enumerate(names))})"
+    text = f"{text}[{node['output']}]" if len(node["results"]) > 1 else text
+    return f"{text}.to(self.dtype)" if call.mixed and node.dtype in FLOATS else text
 
 
 # Look-ups: ids are global, so ids outside a rank's part of the table are misses.
@@ -352,4 +366,5 @@ RULES: dict[str, Rule] = {
     "part": _part,
     "linear_relu": _linear_relu,
     "opaque": _opaque,
+    "function": _function,
 }

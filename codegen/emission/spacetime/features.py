@@ -127,6 +127,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         imports=lambda e: ["from functools import reduce"] if "added" in e.used.helpers else [],
     ),
     Feature("helpers.jinja", lambda e: training.helpers(e.used) if e.used.helpers else None),
+    Feature("sources.jinja", lambda e: {"sources": [*e.used.functions.values()]} if e.used.functions else None),
     Feature(
         "spacetime/devices.jinja",
         _devices,

@@ -69,6 +69,11 @@ def _special_strategies(e: Emission) -> Context | None:
     return {"sources": sources} if sources else None
 
 
+def _functions(e: Emission) -> Context | None:
+    """Autograd functions of the module, with a backward of their own."""
+    return {"sources": list(e.used.functions.values())} if e.used.functions else None
+
+
 _FLAGS = {
     "sharded": "whether ranks update shares",
     "scattered": "whether they accumulate shares",
@@ -285,7 +290,8 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("conversions.jinja", _conversions),
     Feature("helpers.jinja", _helpers, imports=_helper_imports),
     Feature("recomputation.jinja", _recomputation, imports=_recomputation_imports),
-    Feature("special_strategies.jinja", _special_strategies),
+    Feature("sources.jinja", _special_strategies),
+    Feature("sources.jinja", _functions),
     section("The model."),
     Feature("weights.jinja", _weights, imports=lambda _: ["from functools import partial"]),
     Feature("classes.jinja", _classes, constants=lambda e: [*value_lines(e.used), *_spread_tables(e)]),

@@ -2,7 +2,7 @@
 
 from partita.model.graph.builder import Builder
 
-from .build import BATCH, Cases, leaf
+from .build import BATCH, Cases, leaf, weight
 
 
 def opaque(b: Builder) -> int:
@@ -36,6 +36,29 @@ def summed(b: Builder) -> int:
     )
 
 
+def custom(b: Builder) -> int:
+    """A function whose backward gives the gradient of its scale as a sum, and clips the other one."""
+    x, w = leaf(b, BATCH, 5), weight(b, 5)
+    product = ("aten.mul.Tensor", (("", ("@", 0)), ("", ("@", 1))))
+    clipped = ("aten.clamp.default", (("", ("@", 2)), ("", -0.1), ("", 0.1)))
+    scaled = ("aten.mul.Tensor", (("", ("@", 2)), ("", ("@", 0))))
+    summed = ("aten.sum.dim_IntList", (("", ("@", 5)), ("", ("list", 0))))
+    return b.add(
+        "function",
+        x,
+        w,
+        shape=(BATCH, 5),
+        title="Clipped",
+        body=(product, clipped, scaled, summed),
+        results=(3,),
+        gradients=(4, 6),
+        output=0,
+        linear=False,
+        notation="y[i0, i1] = f(x0[i0, i1], x1[i1])",
+    )
+
+
 CASES: Cases = {
     "opaque": (opaque, independent, summed),
+    "function": (custom,),
 }
