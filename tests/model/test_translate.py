@@ -231,7 +231,7 @@ def test_opaque_calls_are_pure() -> None:
 
 def composed(x: Tensor) -> Tensor:
     y = torch.addcmul(x.diff(dim=1).rot90(), x[:2, :1].diff(dim=0), x[0, 0], value=2)
-    y = y * torch.einsum("bii->b", x[:2, :, :3])[:, None]
+    y = y * torch.einsum("bii->b", x[:2, :, :3])[:, None, None]
     return torch.logaddexp(y, F.glu(x).sum()) + torch.std_mean(F.cosine_similarity(x, x[:1] + 1, dim=-1))[0]
 
 
