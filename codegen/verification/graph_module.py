@@ -14,6 +14,7 @@ from ...model.graph.pcg import PCG
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.plan import Plan
+from .random_calls import counted_numbers
 from .reference import PLAIN, Semantics, random_weight, state_of, train
 from .synthetic import synthetic
 from .verify import TOLERANCE, Trial, semantics
@@ -46,11 +47,14 @@ class GraphModule(nn.Module):
         def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
             return dropout_mask(_numbers(shape), p, SEED, step, site)  # type: ignore[no-any-return, no-untyped-call]
 
+        def draw(site: int, shape: tuple[int, ...], kind: str) -> Tensor:
+            return counted_numbers(shape, kind, 0.0, (SEED, step, site))
+
         def noise(site: int, shape: tuple[int, ...]) -> Tensor:
             return projection_weights(_numbers(shape), SEED, site)  # type: ignore[no-any-return, no-untyped-call]
 
         weights = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return interpret.run(self.graph, inputs, weights, mask=mask, noise=noise)[self.graph.loss]
+        return interpret.run(self.graph, inputs, weights, mask=mask, draw=draw, noise=noise)[self.graph.loss]
 
 
 def _numbers(shape: tuple[int, ...]) -> Tensor:

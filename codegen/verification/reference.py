@@ -23,9 +23,11 @@ from ...model.capture.capture import Inputs
 from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
+from ...model.operators.operator import is_random
 from ...model.training import PROJECTION
 from ..emission.common.defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
-from ..emission.templates.counters import dropout_mask, projection_weights
+from ..emission.templates.counters import projection_weights
+from .random_calls import counted_numbers, drawn
 from .statistics import InPieces, Pieces
 from .synthetic import generator
 from .worker import Outcome
@@ -63,8 +65,8 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
 
-class CountedDropout(TorchDispatchMode):
-    """Makes every dropout mask that of the emitted program: a function of (seed, step, call site, element).
+class CountedNumbers(TorchDispatchMode):
+    """Makes all random numbers those of the emitted program: functions of (seed, step, call site, element).
 
     Works below autograd, where dropout draws its noise, so modules, functions and attention are all covered. `sites`
     counts the calls; `narrow` is True if the module left float64 by itself.
@@ -77,16 +79,16 @@ class CountedDropout(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.bernoulli_.float:
-            noise = args[0]
-            keep = args[1] if len(args) > 1 else 0.5
-            index = torch.arange(noise.numel()).view(noise.shape)
-            noise.copy_(dropout_mask(index, 1 - keep, self.seed, self.step, self.sites) != 0)
-            self.sites += 1
-            return noise
+        numbers = drawn(func, args, kwargs or {}, self._draw)
+        if numbers is not None:
+            return args[0].copy_(numbers) if func._schema.name.endswith("_") else numbers
         result = func(*args, **(kwargs or {}))
         self.narrow |= any(isinstance(x, Tensor) and x.dtype in _NARROW for x in pytree.tree_leaves(result))
         return result
+
+    def _draw(self, shape: tuple[int, ...], kind: str, p: float) -> Tensor:
+        self.sites += 1
+        return counted_numbers(shape, kind, p, (self.seed, self.step, self.sites - 1))
 
 
 @contextmanager
@@ -224,7 +226,7 @@ def train_module(
     graph projects its outputs.
     """
     module, example = model.module, Inputs.of(model.module, model.inputs)
-    sites = 1 + max((graph.nodes[i]["site"] for i in graph.of("dropout")), default=-1)
+    sites = 1 + max((node["site"] for node in graph.nodes if is_random(node)), default=-1)
     projected = bool(graph.of("projection"))
     if projected and callable(model.loss):
         raise PartitaError(f"the plan was made with loss={PROJECTION!r}, not with a loss that verify could compare")
@@ -232,7 +234,7 @@ def train_module(
 
     def loss_of_step(batch: Mapping[str, Tensor], step: int) -> Tensor:
         try:
-            with CountedDropout(seed, step) as counted, default_dtype(torch.float64):
+            with CountedNumbers(seed, step) as counted, default_dtype(torch.float64):
                 result = example.call(module, [batch[name] for name in example.names])
                 found = objective(result, PROJECTION if projected else model.loss, module)
                 loss = loss_of(found, seed)

@@ -9,7 +9,7 @@ from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.graph.recycling import twins
-from ...model.operators.operator import operator
+from ...model.operators.operator import is_random, operator
 from .strategy import rows
 
 
@@ -97,6 +97,7 @@ def _classes(pcg: PCG) -> Classes:
     for index, node in enumerate(pcg.nodes):
         fixed = node.op == "buffer" or (
             node.op not in ("input", "parameter")
+            and not is_random(node)
             and (operator(node.op).creates or (bool(node.inputs) and all(constant[i] for i in node.inputs)))
         )
         constant.append(fixed)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..graph.interpreter import computed
 from ..graph.pcg import SOURCES, Node
-from ..operators.operator import operator
+from ..operators.operator import is_random, operator
 
 MOST_BYTES = 2**28
 """Larger values are not computed."""
@@ -19,7 +19,6 @@ _COMPARED = 2**20
 """Most elements of a value that is searched for dims along which it is equal."""
 _MASKED = -1e4
 """Addends of scores up to this one leave no share to a key."""
-_RANDOM = ("dropout", "projection", "receive", "send")
 _ELEMENTWISE = frozenset([
     "add", "sub", "mul", "div", "maximum", "minimum", "relate", "compare", "where", "shift", "scale", "neg", "to",
     "logical_not", "unary", "binary", "detach",
@@ -53,7 +52,7 @@ class KnownValues:
         if node.op == "buffer" and index in self.buffers:
             value = self.buffers[index].detach()
             return value.double() if value.is_floating_point() else value
-        if node.op in SOURCES or node.op in _RANDOM or operator(node.op).updates:
+        if node.op in SOURCES or is_random(node) or operator(node.op).updates:
             return None
         if node.op == "full":
             value = torch.tensor(node["value"], dtype=torch.float64 if isinstance(node["value"], float) else None)

@@ -6,7 +6,7 @@ from keyword import iskeyword
 from math import isfinite
 from typing import Any, TypeAlias
 
-from ..operators.elementwise import BINARY, UNARY
+from ..operators.elementwise import BINARY, KINDS, UNARY
 from ..operators.function import ITEM
 from ..operators.operator import operator
 from ..operators.unknown import ARITHMETIC, MEMORY_FORMATS, is_call_notation, is_target
@@ -159,6 +159,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "compare": {"relation": _RELATION, "value": _constant},
     "relate": {"relation": _RELATE},
     "dropout": {"p": _share, "site": _place},
+    "random": {"kind": _word(*KINDS), "p": _share, "site": _place},
     "einsum": {"equation": _equation},
     "attention": {"causal": _flag, "scale": _or_none(_number)},
     "full": {"value": _constant},

@@ -4,6 +4,7 @@ Tests and the verifier compare against it, gradients included: autograd differen
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import TypeAlias
@@ -23,6 +24,9 @@ Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
 Mask: TypeAlias = Callable[[int, tuple[int, ...], float], Tensor]
 """(call site, shape, p) -> the factors of dropout: 0, or 1 / (1 - p)."""
 
+Draw: TypeAlias = Callable[[int, tuple[int, ...], str], Tensor]
+"""(call site, shape, kind) -> random numbers."""
+
 
 def run(
     pcg: PCG,
@@ -30,14 +34,16 @@ def run(
     weights: Mapping[str, Tensor],
     *,
     mask: Mask | None = None,
+    draw: Draw | None = None,
     noise: Noise | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     """The tensor of every node (the loss is number `pcg.loss`), given inputs, parameters and buffers by name.
 
     Tensors that a stage receives are inputs too, under the names of their `receive` nodes. Floats are computed in
-    `dtype`. Dropout raises ValueError without `mask`. `noise` gives the weights of projections (default: cosines of
-    the element's index). Running statistics among `weights` that have `dtype` are updated in place.
+    `dtype`. Dropout raises ValueError without `mask`, other random operators without `draw`. `noise` gives the weights
+    of projections (default: cosines of the element's index). Running statistics among `weights` that have `dtype` are
+    updated in place.
     """
     values: list[Tensor] = []
     for node in pcg.nodes:
@@ -49,7 +55,7 @@ def run(
                 raise ValueError(f"{node.op} {node.name!r} has shape {tuple(value.shape)}, not {node.shape}")
             values.append(value.to(dtype) if value.is_floating_point() else value)
             continue
-        value = _value(node, [values[i] for i in node.inputs], mask, noise or fixed_noise)
+        value = _value(node, [values[i] for i in node.inputs], Numbers(noise or fixed_noise, mask, draw))
         value = value.to(dtype) if value.is_floating_point() else value
         value = value if node.gradient else value.detach()
         if tuple(value.shape) != node.shape:
@@ -67,7 +73,11 @@ def check_shapes(pcg: PCG) -> None:
         for node in pcg.nodes:
             try:
                 given = [values[i] for i in node.inputs]
-                value = sources[node.name] if node.op in given_ones else _value(node, given, _ones, fixed_noise)
+                value = (
+                    sources[node.name]
+                    if node.op in given_ones
+                    else _value(node, given, Numbers(fixed_noise, _ones, _ones))
+                )
             except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
                 raise PartitaError(f"{node.op} {node.name!r} cannot be computed: {error}") from error
             if tuple(value.shape) != node.shape:
@@ -75,17 +85,31 @@ def check_shapes(pcg: PCG) -> None:
             values.append(value)
 
 
-def _ones(site: int, shape: tuple[int, ...], p: float) -> Tensor:
+def _ones(site: int, shape: tuple[int, ...], kind: object) -> Tensor:
     return torch.ones(shape, dtype=torch.float64)
 
 
-def _value(node: Node, given: Sequence[Tensor], mask: Mask | None, noise: Noise) -> Tensor:
-    if node.op == "dropout":
-        if mask is None:
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Where random numbers come from."""
+
+    noise: Noise
+    mask: Mask | None
+    draw: Draw | None
+
+
+def _value(node: Node, given: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    if node.op == "dropout" or (node.op == "random" and node["kind"] == "bernoulli"):
+        if numbers.mask is None:
             raise ValueError(f"{node.name!r} has p = {node['p']}, but no mask was given")
-        return given[0] * mask(node["site"], node.shape, node["p"])
+        mask = numbers.mask(node["site"], node.shape, node["p"])
+        return given[0] * mask if node.op == "dropout" else (mask != 0).to(given[0].dtype)
+    if node.op == "random":
+        if numbers.draw is None:
+            raise ValueError(f"{node.name!r} is random, but no numbers were given")
+        return numbers.draw(node["site"], node.shape, node["kind"]).to(_dtype(node))
     if node.op == "projection":
-        return (given[0] * noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
+        return (given[0] * numbers.noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
     return computed(node, given)
 
 

@@ -129,6 +129,10 @@ BINARY = ("atan2", "hypot", "fmod", "remainder", "copysign", "xlogy", "floor_div
 """Functions of `torch` of two elements that are one operator, `binary`."""
 
 
+KINDS = ("uniform", "normal", "bernoulli")
+"""What `random` draws: from 0 up to 1; around 0 with deviation 1; 0 with probability p, else 1."""
+
+
 def _named(node: Node, names: Sequence[str]) -> str:
     """A call of the function of torch that the node names."""
     return f"torch.{node['function']}({', '.join(names)})"
@@ -249,6 +253,18 @@ OPERATORS = (
         "dropout({x}, {p})",
         saved=("mask",),
         passes=25,
+        counted=True,
+        algebra=Algebra(unprovable="draws random numbers"),
+    ),
+    # Numbers for the elements of `x`, whose values do not matter. Drawing them as above, and about 40 bytes to make
+    # them floats; no backward.
+    Operator(
+        "random",
+        ("x",),
+        _OPAQUE,
+        "{kind}({x}, {p})",
+        passes=40,
+        counted=True,
         algebra=Algebra(unprovable="draws random numbers"),
     ),
 )

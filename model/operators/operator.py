@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..graph.notation import Access, Notation, accesses, instantiate, names_of
-from ..graph.pcg import Node
+from ..graph.pcg import SOURCES, Node
 from ..registry import Registry
 from .algebra import Algebra, Rewriting
 from .keywords import literal
@@ -36,6 +36,7 @@ class Operator:
     PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
     made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
     writing the output once (0: a view of memory). `scratch`: further elements that the backward writes and reads.
+    `counted`: random numbers, functions of seed, step, element and the attribute `site`, which counts the calls.
     `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
     having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
     makes and keeps for backward. `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
@@ -56,6 +57,7 @@ class Operator:
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
     passes: float = 1.0
     masked: bool = False
+    counted: bool = False
     view: bool = False
     creates: bool = False
     matmul: bool = False
@@ -153,6 +155,11 @@ def find_operator(name: str) -> Operator | None:
     """The entry of an operator, None for an unknown one."""
     _REGISTRY.load()
     return _REGISTRY.get(name)
+
+
+def is_random(node: Node) -> bool:
+    """True if a node draws random numbers at a call site that is counted."""
+    return node.op not in SOURCES and operator(node.op).counted
 
 
 def along(node: Node, dims: Sequence[int], function: str) -> str:

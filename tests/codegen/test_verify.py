@@ -241,9 +241,9 @@ def test_a_buffer_without_values_is_refused() -> None:
 )
 def test_every_way_to_dropout_is_counted(drop: Any) -> None:
     x = torch.ones(4, 3, dtype=torch.float64)
-    with reference.CountedDropout(seed=1, step=2) as mode:
+    with reference.CountedNumbers(seed=1, step=2) as mode:
         first, again = drop(x), drop(x)
-    with reference.CountedDropout(seed=1, step=2):
+    with reference.CountedNumbers(seed=1, step=2):
         repeated = drop(x)
     assert mode.sites == 2
     assert torch.equal(first, repeated)
@@ -255,10 +255,10 @@ def test_attention_dropout_is_a_mask_on_the_probabilities() -> None:
     q, k, v = (
         torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
     )
-    with reference.CountedDropout(seed=1, step=0):
+    with reference.CountedNumbers(seed=1, step=0):
         fused = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5, is_causal=True)
     scores = (q @ k.mT / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    with reference.CountedDropout(seed=1, step=0):
+    with reference.CountedNumbers(seed=1, step=0):
         explicit = functional.dropout(scores.softmax(-1), 0.5) @ v
     assert torch.allclose(fused, explicit, rtol=0, atol=1e-14)
 

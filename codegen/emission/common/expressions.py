@@ -139,6 +139,14 @@ def _dropout(call: OperatorCall, names: Sequence[str]) -> str:
     return f"dropout({names[0]}, {call.node['p']}, {call.dropout_site}, mesh, {shape}, {cuts})"
 
 
+def _random(call: OperatorCall, names: Sequence[str]) -> str:
+    shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
+    kind = call.node["kind"]
+    call.used.helpers |= {kind, "positions", "random_bits"}
+    share = f", {call.node['p']}" if kind == "bernoulli" else ""
+    return f"{kind}({names[0]}{share}, {call.dropout_site}, mesh, {shape}, {cuts})"
+
+
 def _projection(call: OperatorCall, names: Sequence[str]) -> str:
     shape, cuts = whole_text(call.source(0), range(len(call.sources[0].shape)), call.micro_batches)
     call.used.helpers |= {"projection", "positions", "random_bits"}
@@ -355,6 +363,7 @@ RULES: dict[str, Rule] = {
     "arange": _arange,
     "constant": _constant,
     "dropout": _dropout,
+    "random": _random,
     "projection": _projection,
     "attention": _attention,
     "mean": _mean,

@@ -41,6 +41,8 @@ def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective:
         "helpers": used.helpers,
         "random_bits": counter_functions("mix", "mix_", "random_bits"),
         "dropped": counter_functions("dropped"),
+        "uniform_numbers": counter_functions("uniform_numbers"),
+        "normal_numbers": counter_functions("normal_numbers"),
         "modes": modes,
         "sparse": sparse,
         "selective": selective,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ....formulation.pipeline.orders import slot_lines
 from ....model.machine.precision import precision
+from ....model.operators.operator import is_random
 from ...plan.checks import tied
 from ...plan.plan import Plan
 from ...pricing.axis_groups import Group, axis_groups
@@ -28,7 +29,7 @@ from .modules import DOC, LAYERS, TITLE, StageModules, entries
 
 def emit(plan: Plan) -> str:
     """The program, deterministic. PartitaError: the plan cannot be emitted."""
-    used, axes = Used(any(part.graph.of("dropout") for part in plan.stages)), plan.axes
+    used, axes = Used(any(is_random(node) for part in plan.stages for node in part.graph.nodes)), plan.axes
     groups = _tied_groups(plan)
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
     reading = reading_axes(plan.parts)

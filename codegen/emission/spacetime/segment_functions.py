@@ -15,7 +15,7 @@ from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
-from ....model.operators.operator import operator
+from ....model.operators.operator import is_random, operator
 from ..common.conversions import Used
 from ..common.data import part_text
 from ..common.expressions import expression
@@ -193,7 +193,7 @@ class Segments(FunctionWriter):
         return replace(
             operator_call(self.flow.graph, op.node, self.used, op.cuts),
             axes=tuple(f"at.{self._axis(op, cut)}" for cut in op.cuts),
-            dropout_site=f"at.site_{op.of['site']}" if op.of.op == "dropout" else "",
+            dropout_site=f"at.site_{op.of['site']}" if is_random(op.of) else "",
             regathered=frozenset(place for place, source in enumerate(op.of.inputs) if source in again),
         )
 

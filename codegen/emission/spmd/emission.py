@@ -9,6 +9,7 @@ from ....model.graph.buffer_updates import updated
 from ....model.graph.layout import is_split
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import Precision, precision
+from ....model.operators.elementwise import KINDS
 from ...plan.plan import Plan
 from ...plan.table_spread import spread_axis
 from ...pricing.axis_groups import Group, axis_groups, summed_over
@@ -87,7 +88,7 @@ class Emission:
 
     @property
     def has_dropout(self) -> bool:
-        return "dropout" in self.used.helpers
+        return not self.used.helpers.isdisjoint(("dropout", *KINDS))
 
     @property
     def precision(self) -> Precision:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ....formulation.weights.storage import BUCKET_BYTES
 from ....model.machine.precision import precision
+from ....model.operators.operator import is_random
 from ...plan.plan import Plan
 from ...pricing.axis_groups import axis_groups
 from ...report.describe import docstring
@@ -20,7 +21,7 @@ from .model_classes import ModelClasses
 
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
-    used = Used(bool(plan.graph.of("dropout")))
+    used = Used(any(map(is_random, plan.graph.nodes)))
     reading = reading_axes([plan])
     modules = ModelClasses(plan, used, divided([plan.graph], plan.micro_batches)[0])
     emission = Emission(

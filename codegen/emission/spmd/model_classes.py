@@ -23,7 +23,16 @@ from .function_body import FunctionBody
 from .loops import Loop, loops, results
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
 from .recomputation import SegmentCall, recomputed, segment_calls, segment_calls_in
-from .repeated_blocks import Block, Divided, NodeKinds, entry_name, relative_name, same_pass, site_step
+from .repeated_blocks import (
+    Block,
+    Divided,
+    NodeKinds,
+    entry_name,
+    random_calls,
+    relative_name,
+    same_pass,
+    site_step,
+)
 
 
 class ModelClasses(Constructors):
@@ -278,8 +287,8 @@ class ModelClasses(Constructors):
 
     def _dropout_sites(self, loop: Loop, number: int, block: Block) -> dict[int, str]:
         """The call sites of the dropouts in a turn of a loop."""
-        dropouts = (i for i in block.nodes if self.plan.graph.nodes[i].op == "dropout")
-        return {i: loop.dropout_site(self.plan, number, block.first, i) for i in dropouts}
+        random = random_calls(self.plan, block)
+        return {i: loop.dropout_site(self.plan, number, block.first, i) for i in random}
 
     def _read(self, index: int) -> bool:
         return bool(self.plan.graph.consumers[index]) or index == self.plan.graph.loss

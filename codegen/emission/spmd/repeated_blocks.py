@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.layout import Layout
+from ....model.operators.operator import is_random
 from ...plan.plan import Plan
 
 Divided: TypeAlias = frozenset[tuple[int, int]]
@@ -123,7 +124,7 @@ def signature(plan: Plan, prefix: str, block: Block, kinds: NodeKinds, values_on
     def entry(i: int) -> Any:
         node = graph.nodes[i]
         inputs = tuple([place.get(k, ("literal", k)) for k in node.inputs])
-        site = node["site"] - first if node.op == "dropout" else 0
+        site = node["site"] - first if is_random(node) else 0
         return look[i], inputs, site, layout(outs.get(i, plan.choices[i].given))
 
     weights = tuple(
@@ -186,21 +187,26 @@ def _converted(plan: Plan, weight: int) -> bool:
     return {*read, choices[weight].given} != {choices[weight].output}
 
 
-def _dropouts(plan: Plan, block: Block) -> list[int]:
-    return [plan.graph.nodes[i]["site"] for i in block.nodes if plan.graph.nodes[i].op == "dropout"]
+def random_calls(plan: Plan, block: Block) -> list[int]:
+    """The nodes of a block that draw random numbers."""
+    return [i for i in block.nodes if is_random(plan.graph.nodes[i])]
+
+
+def _sites(plan: Plan, block: Block) -> list[int]:
+    return [plan.graph.nodes[i]["site"] for i in random_calls(plan, block)]
 
 
 def _first_site(plan: Plan, block: Block) -> int:
-    return min(_dropouts(plan, block), default=0)
+    return min(_sites(plan, block), default=0)
 
 
 def site_step(plan: Plan, blocks: Sequence[Block]) -> tuple[int, int] | None:
     """a and b such that the dropout call sites of the block at entry i start at a + b i; None without dropout."""
-    starts = [(u.first, _first_site(plan, u)) for u in blocks if _dropouts(plan, u)]
+    starts = [(u.first, _first_site(plan, u)) for u in blocks if _sites(plan, u)]
     if not starts:
         return None
     (first, start), (last, end) = starts[0], starts[-1]
-    slope = (end - start) // (last - first) if last > first else len(_dropouts(plan, blocks[0]))
+    slope = (end - start) // (last - first) if last > first else len(_sites(plan, blocks[0]))
     return start - slope * first, slope
 
 
@@ -213,6 +219,6 @@ def has_regular_dropout_sites(plan: Plan, chain: BlockChain) -> bool:
             continue
         base, slope = step
         slopes.add(slope)
-        if any(_dropouts(plan, u) and _first_site(plan, u) != base + slope * u.first for u in blocks):
+        if any(_sites(plan, u) and _first_site(plan, u) != base + slope * u.first for u in blocks):
             return False
     return len(slopes) <= 1

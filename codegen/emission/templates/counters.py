@@ -52,6 +52,16 @@ def dropout_mask(index, p, *keys):
     return (~dropped(index, p, *keys)).double() / (1 - p)
 
 
+def uniform_numbers(index, *keys):
+    """Numbers from 0 up to 1 in steps of 2^-24, in float64."""
+    return ((random_bits(index, *keys) >> 8) + 2**23).double() / 2**24
+
+
+def normal_numbers(index, *keys):
+    """Numbers around 0 with deviation 1, in float64."""
+    return torch.erfinv(2 * uniform_numbers(index, *keys) + (2**-24 - 1)) * math.sqrt(2)
+
+
 def projection_weights(index, *keys):
     """Fixed weights in [-0.5, 0.5), in float64."""
     return random_bits(index, *keys).double() / 2**32

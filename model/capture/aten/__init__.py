@@ -4,7 +4,20 @@ A rule that returns None has no translation for the given arguments; the operato
 """
 
 from ..translation import Rule
-from . import batch_norm, data_dependent, elementwise, layers, lookups, losses, order, scatter, space, views
+from . import (
+    batch_norm,
+    data_dependent,
+    elementwise,
+    layers,
+    lookups,
+    losses,
+    order,
+    random_numbers,
+    scatter,
+    space,
+    views,
+)
 
-_FAMILIES = (elementwise, views, layers, batch_norm, space, lookups, order, scatter, losses, data_dependent)
+_DENSE = (elementwise, views, layers, batch_norm, space, losses, random_numbers)
+_FAMILIES = (*_DENSE, lookups, order, scatter, data_dependent)
 TABLE: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.TABLE.items()}

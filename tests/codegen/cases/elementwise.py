@@ -50,6 +50,14 @@ def condition(op: str) -> Build:
     return build
 
 
+def drawn(kind: str) -> Build:
+    def build(b: Builder) -> int:
+        x = b.input("like", (BATCH, 5, 4))
+        return b.add("random", x, shape=(BATCH, 5, 4), gradient=False, kind=kind, p=0.3, site=2)
+
+    return build
+
+
 CASES: Cases = {
     **{op: (unary(op),) for op in ("relu", "silu", "tanh", "sigmoid", "softplus", "exp")},
     **{op: (unary(op),) for op in ("sin", "cos", "erf", "abs", "neg")},
@@ -57,6 +65,7 @@ CASES: Cases = {
     "gelu": (unary("gelu", approximate="none"), unary("gelu", approximate="tanh")),
     "unary": (unary("unary", function="expm1"),),
     "binary": (both("binary", function="hypot"),),
+    "random": tuple(map(drawn, ("uniform", "normal", "bernoulli"))),
     "leaky_relu": (unary("leaky_relu", slope=0.1),),
     "elu": (unary("elu", alpha=0.7),),
     **{op: (unary(op),) for op in ("selu", "mish", "relu6", "hardswish", "hardsigmoid", "logsigmoid")},
