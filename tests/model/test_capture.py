@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.model.capture import capture as capturing
-from partita.model.capture.capture import Inputs
+from partita.model.capture.inputs import Inputs
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
