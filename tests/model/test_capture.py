@@ -102,7 +102,7 @@ def test_with_batch_is_another_capture(function: Callable[..., Any]) -> None:
     ],
 )
 def test_batch_that_is_cut(op: str, function: Callable[..., Any]) -> None:
-    graph = capture(Lambda(function), (X,))
+    graph = capture(Lambda(function), (X,), batch_dim=0)
     with pytest.raises(PartitaError, match=f"{op} '{op}' is tied to a batch of 4"):
         with_batch(graph, 8)
 
