@@ -5,15 +5,16 @@ another number of samples the module then fails, and does not where that input k
 either way is made for one batch.
 
 Where the first dim is positions and the second samples, as torch's recurrent and attention modules have it by default,
-the module runs with any number of either. Then the first dim is not that of samples if an operator combines what is
-along it, and none combines what is along the second.
+the module runs with any number of either. Samples are separate until the loss adds them up. Where this does not hold
+for the first dim, and does for the second, the first dim is not that of samples.
 """
 
 from collections.abc import Callable, Iterator
 
 from ..errors import PartitaError
 from ..graph.atoms import batch_dims, semantics
-from ..graph.notation import WHOLE, accesses
+from ..graph.notation import WHOLE, Access, accesses
+from ..graph.origin import Samples
 from ..graph.pcg import PCG, SOURCES, Node
 from ..operators.operator import operator
 from .inputs import Inputs
@@ -41,17 +42,16 @@ def refuse_wrong_guess(inputs: Inputs, graph: PCG, runs: Runs, captured: Callabl
     if len(inputs.guessed) < len(inputs.tensors) or graph.batch < 2:
         return
     second = _second_dims(inputs)
-    if second is None or (mixing := _mixing(graph)) is None or not runs(second, second.batch + 1):
+    if second is None or (problem := _joined(graph)) is None or not runs(second, second.batch + 1):
         return
     try:
         swapped = captured(second)
     except PartitaError:
         return
-    if _mixing(swapped) is None:
+    if _joined(swapped) is None:
         raise PartitaError(
-            f"dim 0 of {_names(inputs)} would count samples, but {mixing.op} {mixing.name!r} combines what is along it "
-            "and nothing combines what is along dim 1: give batch_dim=1 (--batch-dim 1) if that counts samples, else "
-            "batch_dim=0"
+            f"dim 0 of {_names(inputs)} would count samples, but {problem}, and samples in dim 1 would be separate "
+            "until the loss: give batch_dim=1 (--batch-dim 1) if dim 1 counts samples, else batch_dim=0"
         )
 
 
@@ -89,22 +89,44 @@ def _second_dims(inputs: Inputs) -> Inputs | None:
     return inputs.with_dims({i: 1 for i, t in enumerate(inputs.tensors) if t.dim() > 1} | flat)
 
 
-def _mixing(graph: PCG) -> Node | None:
-    """The first node that makes more than one number of several samples."""
+def _joined(graph: PCG) -> str | None:
+    """Where samples do not stay separate until the loss; None if they do."""
     samples = batch_dims(graph)
     for index, node in enumerate(graph.nodes):
-        if node.op in SOURCES or node.numel == 1 or not any(samples[i] for i in node.inputs):
-            continue
-        kind = operator(node.op)
-        if kind.creates or kind.view:
-            continue
-        numbers = dict(zip(kind.named(node), node.inputs, strict=True))
-        for term in semantics(graph, index).terms:
-            for access in accesses(term):
-                read = (access.indices[d] for d in samples[numbers[access.operand]])
-                if any({WHOLE, *term.sums} & set(indices.split()) for indices in read):
-                    return node
-    return None
+        if samples[index] and _calculates(node) and _reads_several(graph, index, samples):
+            return f"{node.op} {node.name!r} combines them"
+    return None if _added_up(graph, samples) else "the loss is not a sum over them"
+
+
+def _calculates(node: Node) -> bool:
+    return node.op not in SOURCES and not operator(node.op).creates and not operator(node.op).view
+
+
+def _reads_several(graph: PCG, index: int, samples: Samples) -> bool:
+    """True if an element of a node's tensor depends on several samples."""
+    node = graph.nodes[index]
+    numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
+    return any(
+        {WHOLE, *term.sums} & set(access.indices[d].split())
+        for term in semantics(graph, index).terms
+        for access in accesses(term)
+        for d in samples[numbers[access.operand]]
+    )
+
+
+def _added_up(graph: PCG, samples: Samples) -> bool:
+    """True if the loss is a sum over samples, of what a function reads of them."""
+    waiting, seen = [graph.loss], {graph.loss}
+    while waiting:
+        index = waiting.pop()
+        node = graph.nodes[index]
+        if samples[index] or any(samples[i] for i in node.inputs):
+            return True
+        terms = semantics(graph, index).terms if _calculates(node) else ()
+        if all(isinstance(factor, Access) for term in terms for factor in term.factors):  # only sums and products
+            waiting += {*node.inputs} - seen
+            seen.update(node.inputs)
+    return False
 
 
 def _names(inputs: Inputs) -> str:

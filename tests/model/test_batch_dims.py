@@ -94,9 +94,9 @@ def test_rows_that_are_no_samples_are_refused(batch: int | None) -> None:
 
 
 def test_places_that_are_no_samples_are_refused() -> None:
-    with pytest.raises(PartitaError, match=r"attention 'attention.*combines what is along it.*give batch_dim=1"):
+    with pytest.raises(PartitaError, match=r"attention 'attention.*combines them.*give batch_dim=1"):
         capture(PlacesFirst(), SECOND)
-    with pytest.raises(PartitaError, match="mean 'mean' combines"):
+    with pytest.raises(PartitaError, match="the loss is not a sum over them"):
         capture(Pooled(), POOLED)
     assert dims(PlacesFirst(), SECOND, batch_dim=0) == {"x": 0, "labels": 0}
     assert dims(PlacesFirst(), SECOND, batch_dim=1, batch=6) == {"x": 1, "labels": 1}
