@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """All blocks of a page, one after another; text that follows in a `text` block is what the last one printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(schedule, "_REGISTRY", dict(schedule._REGISTRY))  # an example registers one
+    monkeypatch.setattr(sys, "path", [*sys.path])  # another imports the program of a plan
+    monkeypatch.delitem(sys.modules, "program", raising=False)
     names: dict[str, object] = {"__name__": page.stem}
     text = page.read_text()
     for match in BLOCK.finditer(text):

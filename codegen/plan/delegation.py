@@ -4,7 +4,11 @@ A plan is a value: what writes, emits, verifies or describes it imports it. Its 
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what they return
+    from ..live.parallel import Parallel as Parallel
+    from ..parallel_graph.graph import ParallelGraph as ParallelGraph
 
 _FUNCTIONS = {
     "describe": "report.describe:describe",
@@ -15,6 +19,7 @@ _FUNCTIONS = {
     "graph_text": "parallel_graph.text:text",
     "graph_to_json": "parallel_graph.file:to_json",
     "load": "plan.plan_file:load_plan",
+    "parallelize": "live.parallelize:parallelize",
     "parallel_graph": "parallel_graph.build:parallel_graph",
     "plan_from_json": "plan.plan_file:from_json",
     "plan_to_json": "plan.plan_file:to_json",

@@ -30,8 +30,10 @@ from .choice import Choice, letter_text
 from .delegation import call
 
 if TYPE_CHECKING:
-    from ...model.capture.objective import TrainedModule
-    from ..parallel_graph.graph import ParallelGraph
+    from torch import nn
+
+    from ...model.capture.objective import Loss, TrainedModule
+    from .delegation import Parallel, ParallelGraph
 
 
 Range: TypeAlias = tuple[int, int, int]
@@ -196,6 +198,15 @@ class Plan:
         The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
         """
         result: dict[str, Any] = call("verify", self, ranks=ranks, level=level)
+        return result
+
+    def parallelize(self, module: nn.Module, *, local: bool = False, loss: Loss = None) -> Parallel:
+        """Let this rank of a running job train its part of a live module, which is changed in place.
+
+        `module(...)` then returns the loss over the whole batch. With `local`, each rank gives the samples that it
+        reads. Raises PartitaError where the module is not as planned, or where a loop of its own cannot run the plan.
+        """
+        result: Parallel = call("parallelize", self, module, local=local, loss=loss)
         return result
 
     def parallel_graph(self) -> ParallelGraph:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from partita import Machine, PartitaError, load_plan, optimize
 from partita.codegen.plan.plan import Plan
-from partita.codegen.verification.reference import materialize, state_of
+from partita.codegen.verification.reference import CountedNumbers, materialize, state_of
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.worker import load_program
 from partita.model.capture.capture import capture
@@ -24,6 +27,7 @@ from .pipelines import at_random
 
 Force = Callable[..., Plan]
 SAMPLES = 12
+pytestmark = pytest.mark.filterwarnings("ignore:the plan shards")
 
 
 class Classifier(nn.Module):
@@ -155,3 +159,196 @@ def _step(program: ModuleType, inputs: Mapping[str, Tensor]) -> float:
     mesh, model, optimizer = program.build()
     loss: float = program.train_step(model, optimizer, inputs, mesh, 0)
     return loss
+
+
+def reference(name: str, whole: Mapping[str, Tensor], steps: int) -> tuple[list[float], nn.Module]:
+    """A user's loop on one process: losses, then the module."""
+    module = materialize(MODULES[name]())
+    optimizer, losses = torch.optim.AdamW(module.parameters(), 0.01), []
+    for step in range(steps):
+        with CountedNumbers(0, step):
+            loss = module(**{key: x[step * SAMPLES :][:SAMPLES] for key, x in whole.items()})
+        loss = loss["loss"] if isinstance(loss, Mapping) else loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, module
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_live_module_in_the_user_s_loop(name: str, kind: int, force: Force) -> None:
+    """Losses, weights, and the loss in evaluation of the unsharded module."""
+    plan, whole = plan_of(name, kind, force), data(name, 3 * SAMPLES)
+    losses, trained = reference(name, whole, 3)
+    first = {key: x[:SAMPLES] for key, x in whole.items()}
+    expected = trained.eval()(**first)
+
+    def loop(rank: int) -> tuple[list[float], float, dict[str, Tensor], list[str]]:
+        module = materialize(MODULES[name]())
+        parallel = plan.parallelize(module)
+        optimizer, found = torch.optim.AdamW(module.parameters(), 0.01), []
+        for step in range(3):
+            loss = module(**{key: x[step * SAMPLES :][:SAMPLES] for key, x in whole.items()})
+            loss = loss["loss"] if isinstance(loss, Mapping) else loss
+            loss.backward()
+            parallel.clip_grad_norm_(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        module.eval()
+        with torch.no_grad():
+            loss = module(**first)
+        names = [name for name, _ in module.named_parameters()]
+        return found, float(loss["loss"] if isinstance(loss, Mapping) else loss), parallel.whole_state(), names
+
+    results = run_threads(loop, plan.ranks, timeout=60)
+    found, last, state, _ = results[0]
+    assert torch.allclose(torch.tensor(found), torch.tensor(losses), rtol=0, atol=1e-9)
+    loss = expected["loss"] if isinstance(expected, Mapping) else expected
+    assert abs(last - loss.item()) < 1e-9
+    for key, x in trained.state_dict().items():
+        if x.is_floating_point():
+            assert torch.allclose(state[key], x, rtol=0, atol=1e-9), key
+    assert {name for *_, names in results for name in names} == {name for name, _ in trained.named_parameters()}
+
+
+def test_the_loop_trains_as_the_emitted_file(force: Force, tmp_path: Path) -> None:
+    """With a DataLoader of every rank's samples, the program's hyperparameters, and a plan from its file."""
+    plan, whole = plan_of("words", 1, force), data("words", 3 * SAMPLES)
+    plan.save(tmp_path)
+    program, loaded = load_program(tmp_path / "program.py"), load_plan(tmp_path)
+    rows = [{key: x[i] for key, x in whole.items()} for i in range(3 * SAMPLES)]
+    state = state_of(materialize(Words()))
+
+    def emitted(rank: int) -> tuple[list[float], dict[str, Tensor]]:
+        mesh, model, optimizer = program.build(state)
+        loader = DataLoader(rows, batch_sampler=program.Samples(mesh, len(rows)))  # type: ignore[arg-type]
+        found = [
+            program.train_step(model, optimizer, batch, mesh, step, local=True)
+            for step, batch in zip(range(4), loader, strict=False)
+        ]
+        return found, program.whole_weights(model, mesh)
+
+    def live(rank: int) -> tuple[list[float], dict[str, Tensor]]:
+        module = materialize(Words())
+        parallel = loaded.parallelize(module, local=True)
+        loader = DataLoader(rows, batch_sampler=parallel.samples(len(rows)))  # type: ignore[arg-type]
+        matrices = [p for p in module.parameters() if p.dim() > 1]
+        vectors = [p for p in module.parameters() if p.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, 0.001, betas=(0.9, 0.95))
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: program.learning_rate(step, 10, 1000))
+        found = []
+        for _, batch in zip(range(4), loader, strict=False):
+            loss = module(**batch)["loss"]
+            loss.backward()
+            parallel.clip_grad_norm_(1.0)
+            optimizer.step()
+            rates.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found, parallel.whole_state()
+
+    (losses, weights), (found, state_) = (run_threads(loop, plan.ranks, timeout=60)[0] for loop in (emitted, live))
+    assert torch.allclose(torch.tensor(found), torch.tensor(losses), rtol=0, atol=1e-12)
+    for key, x in weights.items():
+        assert torch.allclose(state_[key], x, rtol=0, atol=1e-12), key
+
+
+def test_what_a_live_module_refuses(force: Force) -> None:
+    plan, batch = plan_of("words", 0, force), data("words", SAMPLES)
+
+    def said(call: Callable[[nn.Module], object]) -> str:
+        def body(rank: int) -> None:
+            module = materialize(Words())
+            plan.parallelize(module)
+            call(module)
+
+        with pytest.raises(RankError) as error:
+            run_threads(body, plan.ranks, timeout=60)
+        return str(error.value.__cause__)
+
+    def in_training(module: nn.Module) -> None:
+        with torch.no_grad():
+            module(**batch)
+
+    def twice(module: nn.Module) -> None:
+        loss = module(**batch)["loss"]
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    assert "ids is [9, 5], but [12, 5] is planned" in said(lambda m: m(**{k: x[:9] for k, x in batch.items()}))
+    assert "has no labels" in said(lambda m: m(batch["ids"], None))
+    assert "do not fit Words.forward" in said(lambda m: m(batch["ids"]))
+    assert "module.eval()" in said(in_training)
+    assert "used up" in said(twice)
+    with pytest.raises(PartitaError, match="init_process_group"):
+        plan.parallelize(Words())
+    for dtype, words in (("mixed-float16", "scales its loss"), ("mixed-bfloat16-fp32grad", "master copies")):
+        plan = replace(plan, dtype=dtype)
+        assert words in said(lambda m: None)
+
+
+def test_other_outputs_are_none(force: Force) -> None:
+    """A tuple, a named one, or a dataclass keeps its form."""
+
+    @dataclass
+    class Output:
+        scores: Tensor | None
+        loss: Tensor
+
+    class Tagged(Classifier):
+        def forward(self, x: Tensor, labels: Tensor, tag: str = "a") -> Output:  # type: ignore[override]
+            return Output(x, super().forward(x, labels))
+
+    batch = data("classifier", SAMPLES)
+    plan = force(capture(Tagged(), batch, batch=SAMPLES), (2,), random.Random(2))
+
+    def call(rank: int) -> tuple[Output, list[str]]:
+        module = materialize(Tagged())
+        plan.parallelize(module)
+        refused = []
+        try:
+            module(**batch, tag="b")
+        except PartitaError as error:
+            refused.append(str(error))
+        return module(batch["x"], labels=batch["labels"], tag="a"), refused
+
+    for output, refused in run_threads(call, 2, timeout=60):
+        assert output.scores is None
+        assert output.loss.shape == ()
+        assert refused == ["Tagged is planned without tag: plan it with these arguments"]
+
+
+def test_a_loss_computed_from_the_output(tmp_path: Path) -> None:
+    """Is what the module returns; a plan from a file needs it again."""
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            return y
+
+    torch.manual_seed(0)
+    module, x = Scores(), torch.randn(8, 4)
+    plan = optimize(module, x, Machine.adhoc((2,)), loss=lambda y: y.square().mean(), mesh=(2,))
+    expected = module(x).square().mean().item()
+    plan.save(tmp_path)
+
+    def call(rank: int) -> tuple[float, str]:
+        mine, refused = copy.deepcopy(module), ""
+        try:
+            load_plan(tmp_path).parallelize(mine)
+        except PartitaError as error:
+            refused = str(error)
+        plan.parallelize(mine)
+        return mine(x).item(), refused
+
+    for value, refused in run_threads(call, 2, timeout=60):
+        assert abs(value - expected) < 1e-6
+        assert "give it again" in refused

@@ -1,0 +1,1 @@
+"""Plans at work in a running job: live modules trained by them."""
