@@ -143,10 +143,10 @@ class Conversions:
 
     # Times
 
-    def kernel(self, flops: float, traffic: float) -> int:
-        """Roofline time of a kernel."""
+    def kernel(self, flops: float, traffic: float, kernels: int = 1) -> int:
+        """Roofline time of a kernel, or of several that are launched one after another."""
         busy = max(flops / self.device.flops(self.precision.compute), traffic / self.device.memory_bandwidth) * 1e9
-        return math.ceil(busy + self.device.launch_ns - ROUNDING_NS)
+        return math.ceil(busy + kernels * self.device.launch_ns - ROUNDING_NS)
 
     def stream(self, size_bytes: float) -> int:
         """Time to read or write these bytes, in ns."""

@@ -45,7 +45,8 @@ class OperatorPrices(Conversions):
             return
         sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
-        forward = self.kernel(work, traffic * entry.passes)
+        kernels = entry.kernels(node, sources)
+        forward = self.kernel(work, traffic * entry.passes, kernels)
         self.work("compute", node.op, "forward", index, forward, at)
         if self.mode(index) != "none" and not self.keeps_output(index):
             self.work("compute", node.op, "recompute", index, forward, at)
@@ -55,7 +56,7 @@ class OperatorPrices(Conversions):
         moved = 2 * traffic * entry.passes
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self.item(index)
-        self.work("compute", node.op, "backward", index, self.kernel(back, moved), at)
+        self.work("compute", node.op, "backward", index, self.kernel(back, moved, kernels), at)
         if entry.masked:
             count = self.numel(index, self.choice(index).output)
             self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes), at)
@@ -96,7 +97,7 @@ class OperatorPrices(Conversions):
             self.hold("activations", index, self.deferred_weight_gradients * output_bytes)
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.kept(node, sources):
-            if name == "y" and not self.keeps_output(index):
+            if name == "gate" or (name == "y" and not self.keeps_output(index)):
                 self.save("activations", index, output_bytes)
             elif name in ("mask", "noise"):
                 item = self.item(node.inputs[0]) if name == "noise" else ITEMSIZE["bool"]

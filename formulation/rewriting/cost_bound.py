@@ -39,7 +39,8 @@ def kernel_cost(machine: Machine, dtype: str) -> KernelCost:
             return 0.0
         moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.passes
         factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
-        return sum(passes_ns(entry.work(node, sources) / rate, moved / bandwidth, factor, device.launch_ns))
+        launch = device.launch_ns * entry.kernels(node, sources)
+        return sum(passes_ns(entry.work(node, sources) / rate, moved / bandwidth, factor, launch))
 
     return cost
 

@@ -99,6 +99,7 @@ class Prices:
         for name in saved:
             output |= name == "y"
             own += first if name == "noise" else 0
+            own += op.mask(None).numel * self._item(node) if name == "gate" else 0
             own += op.mask(0).numel * ITEMSIZE["bool"] if name == "mask" else 0
             own += op.mask(None).numel * ITEMSIZE["int64"] if name == "indices" else 0
         if node.op in LOSS_TRANSIENTS:
@@ -159,7 +160,8 @@ class Prices:
             return self.kernel_ns(work, 2.0 * own)
         casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
         cast = self.stream_ns(casts * (ITEMSIZE[self.precision.master] + self._item(node)))
-        return self.kernel_ns(work, self._traffic(op) * entry.passes) + (cast if self.precision.mixed else 0)
+        forward = self.kernel_ns(work, self._traffic(op) * entry.passes, entry.kernels(node, sources))
+        return forward + (cast if self.precision.mixed else 0)
 
     def _backward_ns(self, op: Op) -> int:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
@@ -170,7 +172,7 @@ class Prices:
         moved = 2 * self._traffic(op) * entry.passes
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self._item(node)
-        total = self.kernel_ns(work * half, moved * half)
+        total = self.kernel_ns(work * half, moved * half, entry.kernels(node, sources))
         if entry.masked and (op.phase is Phase.BACKWARD or half == 1):
             count = op.mask(None).numel
             total += self.kernel_ns(count, 4.0 * count * self._item(node))
@@ -232,9 +234,10 @@ class Prices:
 
     # Kernels and transfers
 
-    def kernel_ns(self, flops: float, size_bytes: float) -> int:
-        """Roofline time of one kernel."""
-        return int(self._roofline.ns(np.array(flops, dtype=np.float64), np.array(size_bytes, dtype=np.float64)))
+    def kernel_ns(self, flops: float, size_bytes: float, kernels: int = 1) -> int:
+        """Roofline time of a kernel, or of several that are launched one after another."""
+        work, moved = (np.array(x, dtype=np.float64) for x in (flops, size_bytes))
+        return int(self._roofline.ns(work, moved, kernels))
 
     def stream_ns(self, size_bytes: float) -> int:
         """Memory traffic within a shared kernel, without a launch."""

@@ -97,7 +97,7 @@ class OptionCosts:
         forward = time = np.zeros(len(self.output), dtype=np.int64)
         if entry.passes:
             traffic = self._traffic()
-            forward = time = roofline.ns(work, traffic * entry.passes)
+            forward = time = roofline.ns(work, traffic * entry.passes, entry.kernels(node, self.sources))
             time = time + self._backward_ns(work, traffic) if node.gradient else time
         if entry.transfer:  # the value one way, its gradient the other
             forward = self.at.transitions.transfer.ns_array(self._output_numel * self.item)
@@ -114,7 +114,8 @@ class OptionCosts:
         moved = 2 * traffic * entry.passes
         if entry.scratch is not None:
             moved = moved + 2 * entry.scratch(node, self.sources) * self.share * self.item
-        time = roofline.ns(work * backward_factor(node, self.sources, entry.matmul), moved)
+        back = work * backward_factor(node, self.sources, entry.matmul)
+        time = roofline.ns(back, moved, entry.kernels(node, self.sources))
         if entry.masked:  # priced as the activation's own backward
             own: npt.NDArray[Any] = self._output_numel * 1.0
             time = time + roofline.ns(own, 4 * own * self.item)
@@ -126,7 +127,7 @@ class OptionCosts:
         if self.node.gradient and self.made.any():
             kept = kept + self.made * self.items[0]
         for name in self.entry.kept(self.node, self.sources):
-            if name == "y":
+            if name in ("y", "gate"):
                 kept = kept + self._output_numel * self.item
             elif name in ("mask", "noise"):
                 item = self.items[0] if name == "noise" else ITEMSIZE["bool"]

@@ -360,6 +360,12 @@ class Translation:
             self._current, self._path, self._leaf, self._reason, self.gradient = before
         self.memory.renewed(node)
 
+    def reads(self, output: int) -> bool:
+        """True if something reads this output of the current call."""
+        assert self._current is not None
+        users = self._current.users
+        return any(user.target is not python.getitem or (user.args[1] == output and user.users) for user in users)
+
     def no(self, reason: str) -> Value:
         """Returned by a rule that has no translation for its arguments; `reason` goes into the error."""
         self._reason = reason

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from ..operators.elementwise import BINARY, KINDS, UNARY
 from ..operators.function import ITEM
 from ..operators.operator import operator
+from ..operators.recurrent import REVERSE, WEIGHTS
 from ..operators.unknown import ARITHMETIC, MEMORY_FORMATS, is_call_notation, is_target
 from .dtypes import ITEMSIZE
 from .pcg import SOURCES, Node, is_name
@@ -143,6 +144,10 @@ _BATCH_NORM: dict[str, Check] = {
 }
 _NORM: dict[str, Check] = {"normalized": _few, "eps": _number}
 _REDUCED: dict[str, Check] = {"dims": _tuple(_place), "keepdim": _flag}
+_RECURRENT: dict[str, Check] = {
+    "batch_first": _flag,
+    "operands": _tuple(_word("x", *WEIGHTS, *REVERSE, "h", "c")),
+}
 _ONE: dict[str, Check] = {"dim": _place, "keepdim": _flag}
 
 REQUIRED: dict[str, dict[str, Check]] = {
@@ -205,6 +210,9 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "cummin": {"dim": _place},
     **dict.fromkeys(("argmax", "argmin", "median", "mode"), _ONE),
     "kthvalue": _ONE | {"k": _place},
+    "lstm": _RECURRENT,
+    "gru": _RECURRENT,
+    "rnn": _RECURRENT,
     "topk": {"k": _place, "dim": _place, "largest": _flag},
     "index": {"dim": _place},
     "scatter_add": {"dim": _place},
@@ -245,6 +253,8 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "binary_cross_entropy": _REDUCTION | _WEIGHTED,
     "binary_cross_entropy_with_logits": _REDUCTION | _WEIGHTED,
     "attention": {"grouped": _flag},
+    "lstm": {"memory": _flag},
+    "rnn": {"relu": _flag},
     "scatter": {"value": _constant},
     "opaque": {"notation": is_call_notation, "intensity": _amount},
     "searchsorted": {"right": _flag},

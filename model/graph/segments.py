@@ -62,8 +62,11 @@ def is_product(pcg: PCG, index: int) -> bool:
 
 
 def gives_product(pcg: PCG, index: int) -> bool:
-    """True if mode selective keeps a node's result: a product itself, not one fused with an activation."""
-    return is_product(pcg, index) and not operator(pcg.nodes[index].op).masked
+    """True if mode selective keeps a node's result: a product itself, not fused with an activation or other steps."""
+    if not is_product(pcg, index):
+        return False
+    entry = operator(pcg.nodes[index].op)
+    return not entry.masked and entry.launches is None
 
 
 # Lists of layers
@@ -174,7 +177,7 @@ def _keeps(pcg: PCG, inside: Collection[int]) -> bool:
         saved = entry.kept(node, tuple(pcg.nodes[i] for i in node.inputs))
         named = zip(entry.named(node), node.inputs, strict=True)
         kept = {_viewed(pcg, i) for name, i in named if name in saved} | ({index} if "y" in saved else set())
-        if (kept & set(inside)) - results or {"mask", "noise", "indices"} & {*saved}:
+        if (kept & set(inside)) - results or {"mask", "noise", "indices", "gate"} & {*saved}:
             return True
     return False
 

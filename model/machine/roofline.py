@@ -37,12 +37,15 @@ class Roofline:
 def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float:
     """Arithmetic of the backward relative to the forward: one product for every input that has a gradient.
 
-    Fused attention recomputes the scores: five products against two in the forward.
+    Fused attention recomputes the scores: five products against two in the forward. A recurrent layer has a product for
+    the gradient of what a step reads, and one for that of the weights.
     """
     if not node.gradient:
         return 0.0
     if node.op == "attention":
         return 2.5
+    if node.op in ("lstm", "gru", "rnn"):
+        return 2.0
     return float(sum(i.gradient for i in inputs)) if matmul else 1.0
 
 

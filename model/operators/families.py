@@ -12,6 +12,7 @@ from . import (
     loss,
     normalization,
     order,
+    recurrent,
     reduction,
     scatter,
     space,
@@ -21,7 +22,7 @@ from . import (
 )
 from .operator import register
 
-_PRODUCTS = (attention, contraction, convolution, embedding)
+_PRODUCTS = (attention, contraction, convolution, embedding, recurrent)
 _OTHERS = (
     batch_norm,
     creation,

@@ -31,12 +31,14 @@ class Operator:
     `operands` names the inputs in order as the notation does; the last ones may be missing (or the
     attribute `operands` selects them). `view`: the output has the input's elements in row-major order under another
     shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names, `y`,
-    `mask`, a byte for every element of the first operand, `noise`, and `indices`, an int64 for every element of the
-    output; `saved_for` pairs such an operand with the one without whose gradient it is not kept after all. `emit` is
+    `mask`, a byte for every element of the first operand, `noise`, `indices`, an int64 for every element of the
+    output, and `gate`, a tensor of the output's size; `saved_for` pairs such an operand with the one without whose
+    gradient it is not kept after all. `emit` is
     PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
     made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
     writing the output once (0: a view of memory). `scratch`: further elements that the backward writes and reads.
     `counted`: random numbers, functions of seed, step, element and the attribute `site`, which counts the calls.
+    `launches`: kernels one after another, forward and again backward, where they are more than one.
     `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
     having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
     makes and keeps for backward. `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
@@ -60,6 +62,7 @@ class Operator:
     counted: bool = False
     view: bool = False
     creates: bool = False
+    launches: Callable[[Node, tuple[Node, ...]], int] | None = None
     matmul: bool = False
     variadic: bool = False
     transfer: bool = False
@@ -99,6 +102,10 @@ class Operator:
         text = self.notation if isinstance(self.notation, str) else self.notation(node, inputs)
         shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
         return instantiate(text, shapes, node.shape)
+
+    def kernels(self, node: Node, inputs: tuple[Node, ...]) -> int:
+        """Kernels that run one after another, in forward and again in backward."""
+        return 1 if self.launches is None else self.launches(node, inputs)
 
     def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int] | None:
         """(indexed input, elements read from it) of a look-up, otherwise None."""

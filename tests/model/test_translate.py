@@ -189,6 +189,37 @@ def test_encoder_layer(agrees: Any) -> None:
     agrees(nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True), (X,))
 
 
+class Recurrent(nn.Module):
+    """Outputs and last states of a network, then of cells in a loop."""
+
+    def __init__(self, network: nn.Module, *cells: nn.Module) -> None:
+        super().__init__()
+        self.network, self.cells = network, nn.ModuleList(cells)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = self.network(x)
+        states: list[Any] = [None for _ in self.cells]
+        for step in range(2):
+            for i, cell in enumerate(self.cells):
+                states[i] = cell(y[:, step], states[i])
+        parts = [y, *(last if isinstance(last, tuple) else (last,))]
+        parts += [part for state in states for part in (state if isinstance(state, tuple) else (state,))]
+        return sum((part.sin().sum() for part in parts), torch.zeros(()))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Recurrent(nn.LSTM(4, 3, 2, batch_first=True), nn.LSTMCell(3, 5), nn.GRUCell(3, 2, bias=False)),
+        Recurrent(nn.LSTM(4, 3, bidirectional=True), nn.RNNCell(6, 2)),
+        Recurrent(nn.GRU(4, 3, 2, bidirectional=True), nn.RNNCell(6, 2, nonlinearity="relu")),
+        Recurrent(nn.RNN(4, 3, nonlinearity="relu", batch_first=True)),
+    ],
+)
+def test_recurrent_networks(agrees: Any, module: nn.Module) -> None:
+    agrees(module, (X,))
+
+
 def test_unknown_operators(agrees: Any) -> None:
     def unknown(x: Tensor) -> Tensor:
         return x.cumsum(1).nanmedian(0, True).values.nanmedian(1, True).values * math.pi

@@ -20,10 +20,11 @@ from ....model.operators.batch_norm import values_per_channel
 from ....model.operators.function import class_source
 from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
+from ....model.operators.recurrent import is_both, kernel_of, operands_of
 from . import losses, regathered_weights
 from .conversions import Local
 from .operator_calls import OperatorCall, Rule, dtype_text, full_precision, numbers_text, registered, whole_text
-from .text import Size, enclosed, one_free, product, shape_text
+from .text import Size, enclosed, one_free, product, shape_text, tuple_text
 
 
 def expression(call: OperatorCall, names: Sequence[str]) -> str:
@@ -347,12 +348,27 @@ def _scatter_add(call: OperatorCall, names: Sequence[str]) -> str:
     return registered(call, names)
 
 
+def _recurrent(call: OperatorCall, names: Sequence[str]) -> str:
+    """PyTorch's function for one layer, which is given this rank's samples and all weights."""
+    node, (x, weights, states) = call.node, operands_of(call.node, names)
+    flags = {"both": is_both(node), "batch_first": node["batch_first"], "memory": bool(node.get("memory"))}
+    call.used.helpers |= {"recurrent", *(["memory"] if flags["memory"] else [])}
+    arguments = [
+        f"torch.{kernel_of(node)}",
+        x,
+        tuple_text(weights),
+        *([f"states={tuple_text(states)}"] if states else []),
+    ]
+    return f"recurrent({', '.join([*arguments, *(f'{name}=True' for name, given in flags.items() if given)])})"
+
+
 RULES: dict[str, Rule] = {
     **losses.RULES,
     **regathered_weights.RULES,
     **dict.fromkeys(_HELPERS, _lookup),
     **dict.fromkeys(("conv", "conv_transpose", "group_norm"), _grouped),
     "scatter_add": _scatter_add,
+    **dict.fromkeys(("lstm", "gru", "rnn"), _recurrent),
     "moments": _moments,
     "batch_norm": _batch_norm,
     "local_batch_norm": _local_batch_norm,

@@ -36,6 +36,7 @@ GENERIC = {
     "gather": "picked",
     "index": "picked",
     **dict.fromkeys(("topk", "argsort", "cummax", "cummin", "argmax", "argmin", "kthvalue", "mode"), "places"),
+    **dict.fromkeys(("lstm", "gru", "rnn"), "hidden"),
     "scatter_add": "sums",
     "scatter": "written",
     "scatter_reduce": "reduced",

@@ -88,7 +88,7 @@ def wrap(line: str, indent: int, comment: str = "") -> list[str]:
     if len(pad) + 4 + len(inside) <= WIDTH and not inside.startswith("lambda"):
         lines += [f"{pad}    {inside}"]
     else:
-        for part in _splits(inside, ",") or [inside]:
+        for part in filter(str.strip, _splits(inside, ",") or [inside]):  # a comma may be the last
             lines += wrap(f"{part.strip()},", indent + 4)
     return [*lines, pad + line[closing:]]
 

@@ -13,11 +13,12 @@ from . import (
     losses,
     order,
     random_numbers,
+    recurrent,
     scatter,
     space,
     views,
 )
 
 _DENSE = (elementwise, views, layers, batch_norm, space, losses, random_numbers)
-_FAMILIES = (*_DENSE, lookups, order, scatter, data_dependent)
+_FAMILIES = (*_DENSE, lookups, order, recurrent, scatter, data_dependent)
 TABLE: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.TABLE.items()}
