@@ -19,6 +19,10 @@ Key: TypeAlias = tuple[object, ...]
 """A call: its operator, the shapes, strides and dtypes of its tensors, its other arguments."""
 
 
+MOST_NODES = 300
+"""Larger decompositions, of recurrent layers for instance, are not used."""
+
+
 class Decompositions:
     """Decompositions of calls; equal calls are traced once."""
 
@@ -87,7 +91,8 @@ def _traced(
     try:
         with mode, torch.no_grad():
             given = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in operands]
-            return make_fx(call, pre_dispatch=not composite)(*given)
+            made = make_fx(call, pre_dispatch=not composite)(*given)
+            return made if len(made.graph.nodes) <= MOST_NODES else None
     except Exception:  # whatever torch raises: it has a decomposition, but not for this call
         return None
 

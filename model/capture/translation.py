@@ -79,14 +79,18 @@ _SWAPS = frozenset(["transpose", "swapaxes", "swapdims", "t", "mT", "numpy_T", "
 
 
 def functional(target: Any, name: str) -> Any:
-    """The overload of `name` with the arguments of `target`; `target` itself if that is its name; None if none has."""
+    """The overload of `name` that takes what `target` takes; `target` itself if that is its name; None if none does."""
     namespace, _, packet = target._schema.name.partition("::")
     if packet == name:
         return target
     found = getattr(getattr(torch.ops, namespace), name, None)
     overloads = [] if found is None else [getattr(found, overload) for overload in found.overloads()]
-    wanted = [item.name for item in target._schema.arguments]
-    return next((each for each in overloads if [item.name for item in each._schema.arguments] == wanted), None)
+    taking = [each for each in overloads if _types(each) == _types(target)]
+    return next((each for each in taking if each._overloadname == target._overloadname), next(iter(taking), None))
+
+
+def _types(target: Any) -> list[str]:
+    return [str(item.type) for item in target._schema.arguments]
 
 
 class Translation:
@@ -197,9 +201,9 @@ class Translation:
             packet = packet.removesuffix("_")
         return self._translated(node, packet, self._arguments(node))
 
-    def _arguments(self, node: fx.Node) -> dict[str, Any]:
-        """The arguments of a call by name, defaults filled in."""
-        target: Any = node.target
+    def _arguments(self, node: fx.Node, target: Any = None) -> dict[str, Any]:
+        """The arguments of a call by name, defaults filled in; by the names of `target` if it is given."""
+        target = target or node.target
         arguments = {}
         for position, item in enumerate(target._schema.arguments):
             value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
@@ -271,9 +275,8 @@ class Translation:
         name = re.sub("^__i(?=.*__$)", "__", packet).removesuffix("_" if not packet.endswith("__") else "")
         if written.index(True) or sum(written) > 1 or name == packet:
             raise self.refusal(f"operator {target} (it writes in place)")
-        arguments = self._arguments(node)
         self._reason = ""
-        value = self._translated(node, name, arguments)
+        value = self._translated(node, name, self._arguments(node, functional(target, name)))
         before: Any = node.args[0]
         x = self._resolve(before)
         value = self.expand(self.to(value, self.at(x).dtype), self.shape(x))

@@ -289,6 +289,7 @@ def written(x: Tensor) -> Tensor:
         mean.chunk(2, -1)[1].add_(1)
     out[0] = mean
     out.movedim(0, 1)[:, 1:].add_(turned.movedim(0, 1)[:, 1:])
+    F.dropout(F.hardtanh(out, inplace=True), 0.0, inplace=True)
     return out.squeeze_().sum(0) * whole.mean(1) + flat.unflatten(0, (4, 3, 6)).amax(1) + row[0] - turned[0]
 
 
