@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
+from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import GraphModule
@@ -30,11 +33,14 @@ from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
+from . import test_spacetime_emit as spacetime
 from .conftest import Force
 from .pipelines import at_random
 
 STEPS, STOP, BATCH = 20, 10, 12
+FROZEN = ("last.bias", "frozen", "scale")
 AnyPlan = Plan | PipelinePlan
+Start = tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]
 
 
 class Net(nn.Module):
@@ -101,7 +107,7 @@ def plans(force: Force) -> dict[str, Callable[[str], AnyPlan]]:
 
 
 @cache
-def start() -> tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]:
+def start() -> Start:
     """Initial weights and the batches of all steps."""
     return state_of(GraphModule(graph())), [synthetic(graph(), BATCH, step) for step in range(STEPS)]
 
@@ -111,25 +117,37 @@ def emitted(plan: AnyPlan, path: Path) -> ModuleType:
     return load_program(path)
 
 
-def train(
-    program: ModuleType, last: int, source: Path | None = None, target: Path | None = None, **options: Any
+def trained(
+    program: ModuleType, begin: Start, last: int, source: Path | None, target: Path | None, **options: Any
 ) -> list[float]:
-    """The losses of the steps up to `last`; from `source`, whose weights replace what is no number, to `target`."""
-    state, batches = start()
+    """The losses of the steps up to `last`: from the checkpoint `source`, or the beginning, to `target`.
+
+    With a checkpoint, weights that are trained are no numbers until it is read.
+    """
+    state, batches = begin
+    nothing = {name: x if name in FROZEN else torch.full_like(x, torch.nan) for name, x in state.items()}
 
     def work(_: int) -> list[float]:
         mesh = program.Mesh()
         model = program.Model(mesh, dtype=torch.float64)
-        nothing = {name: x if name == "last.bias" else torch.full_like(x, torch.nan) for name, x in state.items()}
         program.load(model, nothing if source else state, mesh)
         optimizer = program.make_optimizer(model, mesh)
         first = program.resume(model, optimizer, source) if source else 0
-        losses = [program.train_step(model, optimizer, batches[step], mesh, step) for step in range(first, last)]
+        if hasattr(program, "train_steps"):
+            losses = list(program.train_steps(model, optimizer, batches.__getitem__, mesh, last - first, first=first))
+        else:
+            losses = [program.train_step(model, optimizer, batches[step], mesh, step) for step in range(first, last)]
         if target:
             program.save_training(model, optimizer, target, last, **options)
         return losses
 
     return run_threads(work, program.RANKS)[0]
+
+
+def train(
+    program: ModuleType, last: int, source: Path | None = None, target: Path | None = None, **options: Any
+) -> list[float]:
+    return trained(program, start(), last, source, target, **options)
 
 
 @cache
@@ -208,6 +226,69 @@ def test_what_does_not_fit_is_refused(
         with pytest.raises(RankError):
             train(program, 2, source)
         assert words in capsys.readouterr().err
+
+
+def test_weights_come_and_go_in_any_format(force: Force, tmp_path: Path) -> None:
+    """safetensors in and out, in one file or several, and what torch.distributed.checkpoint wrote of a module."""
+    program, state = emitted(tensor(force, (3,), "sgd"), tmp_path / "program.py"), start()[0]
+    halves = [dict(list(state.items())[half::2]) for half in range(2)]
+    (tmp_path / "halves").mkdir()
+
+    def work(rank: int) -> list[dict[str, Tensor]]:
+        mesh, found = program.Mesh(), []
+        model = program.Model(mesh, dtype=torch.float64)
+        dcp.save(dict(state), checkpoint_id=tmp_path / "torch")
+        program.load(model, state, mesh)
+        program.save(model, tmp_path / "whole.safetensors", mesh)
+        if not rank:
+            for number, half in enumerate(halves):
+                program.write_safetensors(half, tmp_path / "halves" / f"{number}.safetensors")
+        dist.barrier()
+        for name in ("torch", "whole.safetensors", "halves"):
+            for part in model.parameters():
+                part.detach().fill_(torch.nan)
+            program.load(model, tmp_path / name, mesh)
+            found.append(program.whole_weights(model, mesh))
+        return found
+
+    for found in run_threads(work, 3)[0]:
+        assert found.keys() == state.keys() and all(torch.equal(found[name], x) for name, x in state.items())
+    data = (tmp_path / "whole.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert header["qkv.weight"] == {
+        "dtype": "F64",
+        "shape": [36, 12],
+        "data_offsets": header["qkv.weight"]["data_offsets"],
+    }
+
+
+def test_hand_written_plans(tmp_path: Path) -> None:
+    """From weights that no rank keeps whole to a pipeline, and on under a plan that a solver found."""
+    net = spacetime.captured()[2]
+    state, batches = state_of(GraphModule(net)), [synthetic(net, net.batch, step) for step in range(6)]
+    planned = plan_graph(net, Machine.adhoc((2,)), Training(net.batch, "float64", "adamw"), SearchSpace(mesh=(2,)))
+    planned.emit(tmp_path / "planned.py")
+    for write in (spacetime.zero3, spacetime.pipeline):
+        made = emit(spacetime.program(write), dtype="float64")
+        (tmp_path / f"{write.__name__}.py").write_text(made)
+
+    def train(name: str, last: int, source: Path | None = None, target: Path | None = None) -> list[float]:
+        return trained(load_program(tmp_path / f"{name}.py"), (state, batches), last, source, target)
+
+    targets = [tmp_path / f"checkpoints{number}" for number in range(2)]
+    losses = train("zero3", 2, None, targets[0]) + train("pipeline", 4, *targets) + train("planned", 6, targets[1])
+    assert losses == pytest.approx(train("planned", 6), abs=1e-12)
+
+
+def test_steps_that_overlap(tmp_path: Path) -> None:
+    """Weights of two versions are saved, so the next steps compute with those of the step before."""
+    paths = [tmp_path / f"{number}.py" for number in range(2)]
+    for seed, path in enumerate(paths):
+        at_random(graph(), 2, (2,), 2, random.Random(seed), schedule="2bw").emit(path)
+
+    first, second = map(load_program, paths)
+    losses = train(first, 3, target=tmp_path / "checkpoints") + train(second, 6, tmp_path / "checkpoints")
+    assert losses == pytest.approx(train(first, 6), abs=1e-12)
 
 
 KILLED = """

@@ -15,6 +15,19 @@ OPTIMIZERS = {
 """Names of optimizers as PyTorch writes them, and the calls that make them."""
 
 CHECKPOINT_IMPORTS = ("import shutil", "import torch.distributed.checkpoint as dcp")
+CHECKPOINTS: Context = {
+    "inner": "optimizer.inner",  # an optimizer of torch, or the variable of a loop over `inners`
+    "inners": "",
+    "schedule": "optimizer.schedule",
+    "schedules": "",
+    "publishes": False,  # True if weights are copies of what the optimizer updates
+    "loss_scale": False,
+    "frozen": False,  # True if some weights are not trained
+    "stale": False,  # True if there are two versions of the weights
+    "kept": False,  # True if ranks keep weights that they do not update
+    "overlapping": False,  # True if ranks update overlapping parts
+}
+"""What the template of checkpoints knows of a program, where its emitter says nothing else."""
 SEED_AND_STEPS = f"SEED, STEPS = {defaults.SEED}, 10"
 
 

@@ -100,6 +100,19 @@ def _optimizer(e: SpaceTimeEmission) -> Context:
     return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
 
 
+def _checkpoints(e: SpaceTimeEmission) -> Context:
+    """How to continue, on a rank that may update nothing."""
+    return {
+        **training.CHECKPOINTS,
+        "inner": "inner",
+        "inners": "(optimizer.inner,) if optimizer.inner else ()",
+        "schedule": "schedule",
+        "schedules": "(optimizer.rates,) if optimizer.rates else ()",
+        "kept": True,
+        "overlapping": overlapping(e.program),
+    }
+
+
 def _main(e: SpaceTimeEmission) -> Context:
     samples = sample_lines(e.pcg, e.pcg.batch) is not None
     built = {"builds_on_device": False, "overlaps_steps": False, "rank": "mesh.rank"}
@@ -134,6 +147,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         imports=lambda e: ["from functools import partial"] if any("partial(" in line for line in e.table) else [],
     ),
     section("Weights, under their names in the original module."),
+    Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
     Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
     Feature("spacetime/initialize.jinja", lambda _: {}),
     section("Training."),
@@ -145,10 +159,15 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         "spacetime/training_step.jinja",
         lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")},
     ),
+    section("Checkpoints of training, which any plan of the same model and batch can continue from."),
+    Feature("blocks.jinja", lambda _: {"factors": True}, imports=lambda _: ["import itertools"]),
+    Feature("spacetime/training_state.jinja", lambda e: {"buffers": bool(e.pcg.of("buffer"))}),
+    Feature("checkpoints.jinja", _checkpoints, imports=lambda _: training.CHECKPOINT_IMPORTS),
+    section("Data."),
     Feature(
         "data.jinja",
         lambda e: training.data(e.pcg, e.pcg.batch, e.used),
         constants=lambda e: value_lines(e.used),
     ),
-    Feature("main.jinja", _main, imports=lambda _: ["import time"]),
+    Feature("main.jinja", _main, imports=lambda _: ["import argparse", "import time"]),
 )

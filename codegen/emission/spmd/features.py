@@ -222,19 +222,23 @@ def _training_state_imports(e: Emission) -> list[str]:
 
 
 def _blocks(e: Emission) -> Context | None:
-    return {} if _training_state(e)["blocks"] else None
+    return {"factors": e.storage.factors} if _training_state(e)["blocks"] else None
 
 
 def _checkpoints(e: Emission) -> Context:
-    separate = e.synchronization.separate
-    return {
-        "inner": "inner" if separate else "optimizer.inner",
+    several = {
+        "inner": "inner",
         "inners": "optimizer.inner",
-        "schedule": "schedule" if separate else "optimizer.schedule",
-        "schedules": "optimizer.schedules" if separate else "",
+        "schedule": "schedule",
+        "schedules": "optimizer.schedules",
+    }
+    return {
+        **training.CHECKPOINTS,
+        **(several if e.synchronization.separate else {}),
         "publishes": e.synchronization.sharded,
         "loss_scale": e.scales_loss,
         "frozen": e.storage.frozen,
+        "stale": e.pipeline is not None and e.pipeline["stale"],
     }
 
 
@@ -298,6 +302,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
     section("Weights, under their names in the original module."),
     Feature("initialize.jinja", _initialize),
+    Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
     Feature("checkpoint.jinja", _checkpoint),
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
@@ -317,5 +322,5 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("stages.jinja", _pipelined_step),
     Feature("data.jinja", _data),
     Feature("own_samples.jinja", _own_samples, imports=lambda _: ["import itertools"]),
-    Feature("main.jinja", _main, imports=lambda _: ["import time"]),
+    Feature("main.jinja", _main, imports=lambda _: ["import argparse", "import time"]),
 )
