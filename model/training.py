@@ -69,6 +69,10 @@ class Training:
         metadata=option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part)."),
     )
     loss: str | None = field(default=None, metadata=LOSS)
+    batch_dim: str | None = field(
+        default=None,
+        metadata=option(str, "The dim of the inputs that counts samples, or name=dim,name=none.", metavar="DIM"),
+    )
     allow_unknown: bool = field(
         default=True,
         metadata=option(

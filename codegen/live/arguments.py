@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...model.capture.capture import bound_leaves
+from ...model.capture.inputs import bound_leaves
 from ...model.errors import PartitaError
 
 

@@ -28,6 +28,7 @@ from .problem import check_early
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...model.capture.inputs import BatchDim
     from ...model.capture.objective import Loss
 
 
@@ -48,6 +49,7 @@ def plan(
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
     """
     from ...model.capture.capture import capture
+    from ...model.capture.inputs import parse_batch_dim
     from ...model.capture.load import load_model
     from ...model.capture.objective import GIVEN
     from ...model.zoo import entry, zoo
@@ -74,6 +76,7 @@ def plan(
         allow_unknown=training.allow_unknown,
         statistics=training.statistics,
         loss=training.loss or built.loss,
+        batch_dim=parse_batch_dim(training.batch_dim),
     )
     sequence = training.sequence
     if sequence is None and known is not None:
@@ -101,6 +104,7 @@ def optimize(
     allow_unknown: bool = True,
     statistics: str = "batch",
     loss: Loss = None,
+    batch_dim: BatchDim = None,
     rewrite: bool | str | Sequence[Rule] = False,
     saturation: SaturationLimits | None = None,
     cache: Store | Path | str | None = None,
@@ -116,7 +120,8 @@ def optimize(
 ) -> Plan:
     """Plan the training of a module.
 
-    `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples; `batch` is the global batch
+    `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples, or
+    `batch_dim` (an int, or a dict by the names of inputs, None for those without samples); `batch` is the global batch
     of a step (default: the example's). `loss` says what of the module's output is trained where it is not the only
     scalar, nor named `loss`: a function of the output, or "projection", to check a module without loss. The other
     keywords are the fields of `Training`, `SearchSpace` and `Budget`, as the command line takes them: `dtype` and
@@ -134,7 +139,15 @@ def optimize(
     tell = print_progress if progress is True else progress or None
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
-    graph = capture(module, inputs, batch=samples, allow_unknown=allow_unknown, statistics=statistics, loss=loss)
+    graph = capture(
+        module,
+        inputs,
+        batch=samples,
+        allow_unknown=allow_unknown,
+        statistics=statistics,
+        loss=loss,
+        batch_dim=batch_dim,
+    )
     training = Training(
         batch or graph.batch,
         dtype_names(dtype),

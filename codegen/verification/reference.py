@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...model.capture.capture import Inputs
+from ...model.capture.inputs import Inputs
 from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG

@@ -1,12 +1,10 @@
 """Capture: from an nn.Module and example inputs to a PCG, by torch.export, without computing or copying weights."""
 
 import copy
-import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +13,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
 from ..graph.buffer_updates import STATISTICS, check_updates
@@ -25,81 +22,17 @@ from ..graph.pcg import PCG, live
 from ..graph.sparse_tables import settled
 from .aten import TABLE
 from .aten.batch_norm import stop_counting
+from .batch_guess import refuse_failed_guess, refuse_wrong_guess
 from .custom_functions import CustomFunctions
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
+from .inputs import BatchDim, Inputs
 from .literals import literal
 from .merged_lookups import merge_lookups
 from .objective import Loss, Objective, TrainedModule, check_loss, objective
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating, note_calls
 from .translation import Index, Translation, dtype_name
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Example inputs, flattened: the tensors by name, and how to call the module with others in their place."""
-
-    names: tuple[str, ...]
-    tensors: tuple[torch.Tensor, ...]
-    _leaves: tuple[Any, ...]
-    _structure: Any
-
-    @classmethod
-    def of(cls, module: nn.Module, inputs: Any) -> "Inputs":
-        """Inputs named after the arguments of `module.forward`. Raises PartitaError if they do not fit it."""
-        if isinstance(inputs, torch.Tensor):
-            inputs = (inputs,)
-        if not isinstance(inputs, tuple | list | Mapping):
-            raise PartitaError(f"example inputs must be a tuple or a dict of tensors, not {type(inputs).__name__}")
-        called = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-        leaves, structure = pytree.tree_flatten(called)
-        args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
-        try:
-            leaves_by_name = bound_leaves(inspect.signature(module.forward), args, kwargs)
-        except TypeError as error:
-            raise PartitaError(f"the example inputs do not fit {type(module).__name__}.forward: {error}") from error
-        names = {number: name for name, number in leaves_by_name}
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if not tensors:
-            raise PartitaError("the example inputs contain no tensor")
-        chosen = (names[number] for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-        return cls(tuple(chosen), tensors, tuple(leaves), structure)
-
-    def call(self, module: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
-        """Call `module` with `tensors` in place of the examples."""
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        return module(*args, **kwargs)
-
-    @property
-    def batch(self) -> int:
-        """Samples in the examples: dim 0 of the first tensor that has dims."""
-        return next((t.shape[0] for t in self.tensors if t.dim()), 1)
-
-    @property
-    def batch_dims(self) -> tuple[int | None, ...]:
-        """For every tensor 0 if dim 0 counts samples, else None."""
-        return tuple(0 if t.dim() and t.shape[0] == self.batch else None for t in self.tensors)
-
-    def shapes(self, batch: int) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the tensors for `batch` samples."""
-        return tuple(
-            tuple(t.shape) if dim is None else (batch, *t.shape[1:])
-            for t, dim in zip(self.tensors, self.batch_dims, strict=True)
-        )
-
-
-def bound_leaves(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The leaves of a call's arguments, named after the parameters they are for. TypeError: they do not fit."""
-    bound = signature.bind(*args, **kwargs).arguments
-    return [(_name(path), leaf) for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]]
-
-
-def _name(path: Sequence[Any]) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path]
-    return "_".join(part for part in parts if part)
 
 
 class _Found:
@@ -124,8 +57,11 @@ class _Exported(nn.Module):
         return found.tensors
 
 
-def without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the module whose parameters, and buffers without values, are fake tensors on the CPU."""
+def without_memory(module: nn.Module, mode: FakeTensorMode, shared: bool = True) -> nn.Module:
+    """A copy of the module whose parameters, and buffers without values, are fake tensors on the CPU.
+
+    Other buffers are those of the module if they are `shared`, else copies.
+    """
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         with mode:
@@ -133,7 +69,7 @@ def without_memory(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
             memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
     for buffer in module.buffers():
         if buffer.device.type == "cpu":
-            memo[id(buffer)] = buffer
+            memo.update({id(buffer): buffer} if shared else {})
         else:
             with mode:
                 memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
@@ -158,6 +94,28 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _examples(inputs: Inputs, batch: int, mode: FakeTensorMode) -> tuple[torch.Tensor, ...]:
+    """Fake inputs for `batch` samples."""
+    with mode:
+        shapes = zip(inputs.shapes(batch), inputs.tensors, strict=True)
+        return tuple(torch.empty(shape, dtype=t.dtype) for shape, t in shapes)
+
+
+def _runs(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, batch: int) -> bool:
+    """True if forward gives what is trained for `batch` samples; of equal `layers` only two run."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copied = without_memory(model.module, mode, shared=False)
+    note_calls(copied, layers)
+    examples = _examples(inputs, batch, mode)
+    try:
+        with mode, warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            _Exported(copied, inputs, model.loss)(*examples)
+    except Exception:  # whatever the user's forward raises
+        return False
+    return True
+
+
 def _export(
     model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int], functions: CustomFunctions
 ) -> tuple[torch.export.ExportedProgram, Objective]:
@@ -170,10 +128,7 @@ def _export(
     copied = without_memory(module, mode)
     note_calls(copied, layers)
     wrapped = _Exported(copied, inputs, model.loss)
-    with mode:
-        examples = tuple(
-            torch.empty(shape, dtype=t.dtype) for shape, t in zip(inputs.shapes(batch), inputs.tensors, strict=True)
-        )
+    examples = _examples(inputs, batch, mode)
     try:
         with warnings.catch_warnings(), _quiet(), only_autograd(functions.apply):
             warnings.simplefilter("ignore")
@@ -195,17 +150,20 @@ def capture(
     allow_unknown: bool = True,
     statistics: str = "batch",
     loss: Loss = None,
+    batch_dim: BatchDim = None,
 ) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
     `inputs`: arguments of `module.forward`, a tuple or a dict; their values do not matter. They may be on meta, as may
-    the module, which is not changed. Dim 0 of every input of the same size as dim 0 of the first one counts samples.
-    The loss is the only floating scalar that the module returns, or of several the one named `loss`. `loss` says which
-    it is otherwise: a function of the output, or "projection", which projects each floating tensor of the output on
-    fixed noise and takes the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in
-    training normalize over (their batch counter is left out). Raises PartitaError that names the operator, the module
-    and the line of what has no translation; with `allow_unknown` a pure operator without one is opaque: it is split
-    along the dims in which it is found to be independent, by running it on small tensors, and whole along the others.
+    the module, which is not changed. `batch_dim`: the dim of every input that counts samples, or a dict by the names of
+    inputs, None for those without samples. Of inputs that it leaves out dim 0 counts samples if it is as large as that
+    of the first one; this guess is checked, by the module at another batch (`batch_guess`). The loss is the only
+    floating scalar that the module returns, or of several the one named `loss`. `loss` says which it is otherwise: a
+    function of the output, or "projection", which projects each floating tensor of the output on fixed noise and takes
+    the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in training normalize over
+    (their batch counter is left out). Raises PartitaError that names the operator, the module and the line of what has
+    no translation; with `allow_unknown` a pure operator without one is opaque: it is split along the dims in which it
+    is found to be independent, by running it on small tensors, and whole along the others.
     """
     if not isinstance(module, nn.Module):
         raise PartitaError(f"capture needs a torch.nn.Module, not {type(module).__name__}")
@@ -216,17 +174,30 @@ def capture(
         raise PartitaError(f"{lazy!r} has no shape yet: call the module once before capture")
     check_hooks(module)
     check_loss(loss)
-    found = Inputs.of(module, inputs)
+    found = Inputs.of(module, inputs, batch_dim)
     samples = max(2, found.batch) if batch is None else batch
     if samples < 1:
         raise PartitaError(f"batch {batch} is not positive")
     model, layers = TrainedModule(module, inputs, loss), equal_layers(module)
-    try:
+
+    def graph(layers: Mapping[str, int], found: Inputs = found) -> PCG:
         return _captured(model, found, samples, layers, allow_unknown, statistics)
+
+    def runs(found: Inputs, batch: int) -> bool:
+        return _runs(model, layers, found, batch)
+
+    try:
+        try:
+            made = graph(layers)
+        except PartitaError:
+            if not layers:
+                raise
+            made = graph({})  # other errors are raised again
     except PartitaError:
-        if not layers:
-            raise
-        return _captured(model, found, samples, {}, allow_unknown, statistics)  # other errors are raised again
+        refuse_failed_guess(found, samples, runs)
+        raise
+    refuse_wrong_guess(found, made, runs, lambda other: graph({}, other))
+    return made
 
 
 def _captured(

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partita.model.capture.capture import Inputs, capture
+from partita.model.capture.capture import capture
+from partita.model.capture.inputs import Inputs
 from partita.model.capture.objective import Loss, objective
 from partita.model.graph.dtypes import FLOATS
 from partita.model.graph.input_ranges import highs

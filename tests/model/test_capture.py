@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.model.capture import capture as capturing
-from partita.model.capture.capture import Inputs
+from partita.model.capture.inputs import Inputs
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
@@ -102,7 +102,7 @@ def test_with_batch_is_another_capture(function: Callable[..., Any]) -> None:
     ],
 )
 def test_batch_that_is_cut(op: str, function: Callable[..., Any]) -> None:
-    graph = capture(Lambda(function), (X,))
+    graph = capture(Lambda(function), (X,), batch_dim=0)
     with pytest.raises(PartitaError, match=f"{op} '{op}' is tied to a batch of 4"):
         with_batch(graph, 8)
 

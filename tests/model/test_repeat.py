@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partita.model.capture import capture as capturing
-from partita.model.capture.capture import Inputs, capture
+from partita.model.capture.capture import capture
 from partita.model.capture.equal_layers import equal_layers
+from partita.model.capture.inputs import Inputs
 from partita.model.capture.objective import TrainedModule
 from partita.model.errors import PartitaError
 from partita.model.graph.pcg import PCG

@@ -247,7 +247,8 @@ def test_split_of_equal_pieces_is_a_dim() -> None:
 )
 def test_independence(call: Any, notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decompositions, "of", lambda *call: None)
-    assert of(capture(Lambda(call), (X,), loss="projection"), "opaque")["notation"] == notation
+    graph = capture(Lambda(call), (X,), loss="projection", batch_dim=0)
+    assert of(graph, "opaque")["notation"] == notation
 
 
 def test_opaque_calls_are_pure() -> None:
