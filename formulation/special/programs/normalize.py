@@ -21,7 +21,7 @@ class Normalize(torch.autograd.Function):
     def forward(ctx, x, w, bias, dims, over, form):
         (count, axes), (eps, centred) = over, form
         y = x.to(torch.promote_types(x.dtype, torch.float32))
-        share, mean = math.prod(x.shape[d] for d in dims) / count, torch.zeros((), dtype=y.dtype, device=x.device)
+        share, mean = math.prod([x.shape[d] for d in dims]) / count, torch.zeros((), dtype=y.dtype, device=x.device)
         if centred:
             variance, mean = (t.double() for t in torch.var_mean(y, dims, correction=0, keepdim=True))
             mean, square = add_over(torch.stack((mean, variance + mean.square())) * share, axes)
