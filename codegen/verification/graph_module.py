@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...model.graph import interpreter as interpret
 from ...model.graph.batch import with_batch
+from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
@@ -36,6 +37,8 @@ class GraphModule(nn.Module):
                     place.add_module(part, nn.Module())
                 place = getattr(place, part)
             value = random_weight(name, shape)
+            if node.dtype not in FLOATS:
+                value = (3 * value).abs().to(getattr(torch, node.dtype))
             if node.op == "buffer":
                 place.register_buffer(last, value)
             else:

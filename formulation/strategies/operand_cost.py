@@ -51,7 +51,7 @@ class OperandCosts:
         handed over by a pass without gradient. "input": read in any layout. "decided": by a variable.
         """
         source = self.source(node, operand)
-        if source in updated(self.pcg):
+        if updated(self.pcg).get(source) == (node, operand):
             return "updated"
         if self.classes.constant[source]:
             return "constant"

@@ -23,6 +23,7 @@ from ..graph.sparse_tables import settled
 from .aten import TABLE
 from .aten.batch_norm import stop_counting
 from .batch_guess import refuse_failed_guess, refuse_wrong_guess
+from .buffer_changes import BufferChanges, buffers_of, write_assigned
 from .custom_functions import CustomFunctions
 from .equal_layers import equal_layers
 from .gradients import check_hooks, only_autograd, trained
@@ -52,7 +53,10 @@ class _Exported(nn.Module):
         self.found = _Found()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = objective(self.inputs.call(self.module, tensors), self.loss, self.module)
+        before = buffers_of(self.module)
+        result = self.inputs.call(self.module, tensors)
+        write_assigned(self.module, before)
+        found = objective(result, self.loss, self.module)
         self.found.objective = found
         return found.tensors
 
@@ -214,12 +218,16 @@ def _captured(
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
     translation = (Repeating if layers else Translation)({**TABLE, **functions.rules}, builder, unknown, statistics)
-    sources = _sources(program, builder, module, inputs)
-    translation.known.buffers = _known_buffers(builder, module)
+    changes = BufferChanges(program.graph, program.graph_signature.input_specs, translation)
+    if layers and changes.changed:
+        raise PartitaError("buffers that change are known only if all layers are traced")
+    given = _sources(program, builder, module, inputs)
+    sources = [changes.read(*pair) for pair in zip(program.graph.find_nodes(op="placeholder"), given, strict=True)]
+    known = _known_buffers(builder, module).items()
+    translation.known.buffers = {i: values for i, values in known if i not in changes.buffers}
     results = translation.run(program.graph, sources)
-    _check_changes(program, translation)
+    loss = changes.stored(_loss(builder, results, found))
     check_updates(builder.nodes)
-    loss = _loss(builder, results, found)
     if model.loss is None and not _reads(builder, loss):
         raise PartitaError(
             f"{found.words}, the scalar that {type(module).__name__}.forward returns, depends on no input, so it is no "
@@ -275,17 +283,6 @@ def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tenso
     fake = torch._subclasses.FakeTensor
     found = {i: buffers[node.name] for i, node in enumerate(builder.nodes) if node.op == "buffer"}
     return {i: value for i, value in found.items() if value.device.type == "cpu" and not isinstance(value, fake)}
-
-
-def _check_changes(program: torch.export.ExportedProgram, translation: Translation) -> None:
-    """Raise PartitaError if forward changes what it is given in place, other than by operators that update buffers."""
-    placeholders = program.graph.find_nodes(op="placeholder")
-    specs = program.graph_signature.input_specs
-    pairs = zip(placeholders, specs, strict=True)
-    changed = [spec.target or node.name for node, spec in pairs if translation.memory.changed(node)]
-    if changed:
-        names = ", ".join(name.removeprefix("module.") for name in changed)
-        raise PartitaError(f"forward changes {names} in place; only the running statistics of batch norms may change")
 
 
 def _reads(builder: Builder, loss: int) -> bool:

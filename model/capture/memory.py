@@ -21,6 +21,11 @@ def writes(node: fx.Node) -> bool:
     return mutable and target._schema.name != "aten::detach_"
 
 
+def destination(node: fx.Node) -> Any:
+    """The tensor that a writing call changes: `out`, or its first operand."""
+    return node.kwargs.get("out", node.args[0] if node.args else None)
+
+
 def storage(node: fx.Node) -> int | None:
     """The storage of a node's tensor, or of all its tensors; None if they have several, or it has none."""
     value = node.meta.get("val")
@@ -59,8 +64,13 @@ class Memory:
     def follow(self, graph: fx.Graph) -> None:
         """Follow the storages that calls of a graph, or of its regions, write."""
         calls = [node for part in graphs(graph) for node in part.nodes if node.op == "call_function" and writes(node)]
-        given = {storage(source) for node in calls for source in node.all_input_nodes[:1]}
+        changed = (destination(node) for node in calls)
+        given = {storage(source) for source in changed if isinstance(source, fx.Node)}
         self._written |= {number for number in given if number is not None}
+
+    def writes(self, node: fx.Node) -> bool:
+        """True if some call changes the memory of a node."""
+        return storage(node) in self._written
 
     def note(self, node: fx.Node, same: Any = None) -> None:
         """Note a node whose value was just made. It is the tensor `same`, if given, else it may view an operand."""

@@ -20,7 +20,7 @@ from ..graph.pcg import Node
 from ..operators.operator import capturing
 from .decompositions import Decompositions
 from .known_values import KnownValues
-from .memory import Memory, writes
+from .memory import Memory, destination, writes
 
 
 class Index(int):
@@ -81,7 +81,7 @@ _SWAPS = frozenset(["transpose", "swapaxes", "swapdims", "t", "mT", "numpy_T", "
 def functional(target: Any, name: str) -> Any:
     """The overload of `name` that takes what `target` takes; `target` itself if that is its name; None if none does."""
     namespace, _, packet = target._schema.name.partition("::")
-    if packet == name:
+    if packet == name and len(_types(target)) == len(target._schema.arguments):
         return target
     found = getattr(getattr(torch.ops, namespace), name, None)
     overloads = [] if found is None else [getattr(found, overload) for overload in found.overloads()]
@@ -90,7 +90,8 @@ def functional(target: Any, name: str) -> Any:
 
 
 def _types(target: Any) -> list[str]:
-    return [str(item.type) for item in target._schema.arguments]
+    """The types of what an overload takes, other than where it writes its result."""
+    return [str(item.type) for item in target._schema.arguments if not (item.is_out and item.kwarg_only)]
 
 
 class Translation:
@@ -153,7 +154,7 @@ class Translation:
     def _step(self, node: fx.Node) -> None:
         """Translate one call."""
         self.values[node] = self._call(node)
-        same: Any = node.args[0] if writes(node) else None
+        same: Any = destination(node) if writes(node) else None
         if node.target is python.getitem:
             call: Any = node.args[0]
             returned = self._returned.get(call)
@@ -167,6 +168,10 @@ class Translation:
         if isinstance(argument, list | tuple):
             return [self._resolve(a) for a in argument]
         return argument
+
+    def resolved(self, node: fx.Node) -> Value:
+        """The present value of a node, whatever was written to its memory since it was made."""
+        return self._resolve(node)
 
     def _attribute(self, node: fx.Node) -> Value:
         """A tensor that a decomposition makes; None for the graph of a region."""
@@ -268,16 +273,17 @@ class Translation:
     # -- writing in place ---------------------------------------------------------------------------------------
 
     def _write(self, node: fx.Node) -> Value:
-        """A call that changes its first operand: what it computes becomes the value of that memory."""
+        """A call that changes its first operand, or `out`: what it computes becomes the value of that memory."""
         target: Any = node.target
         written = [item.alias_info is not None and item.alias_info.is_write for item in target._schema.arguments]
         packet = target._schema.name.rpartition("::")[2]
         name = re.sub("^__i(?=.*__$)", "__", packet).removesuffix("_" if not packet.endswith("__") else "")
-        if written.index(True) or sum(written) > 1 or name == packet:
+        given = "out" in node.kwargs
+        if sum(written) > 1 or not (given or (written[0] and name != packet)):
             raise self.refusal(f"operator {target} (it writes in place)")
         self._reason = ""
         value = self._translated(node, name, self._arguments(node, functional(target, name)))
-        before: Any = node.args[0]
+        before: Any = destination(node)
         x = self._resolve(before)
         value = self.expand(self.to(value, self.at(x).dtype), self.shape(x))
         self._store(before, value)

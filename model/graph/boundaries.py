@@ -19,6 +19,7 @@ from itertools import pairwise, takewhile
 from typing import TypeAlias
 
 from ..operators.operator import operator
+from .buffer_updates import updated
 from .dtypes import FLOATS
 from .joined_tables import table_rows
 from .origin import origin
@@ -222,9 +223,11 @@ def _is_view(pcg: PCG, index: int) -> bool:
 
 
 def _unsplittable_readers(pcg: PCG) -> Iterator[tuple[int, int]]:
-    """The first and the last reader of each parameter that only one stage can hold: its gradient is sparse, or it
-    joins tables that may be spread."""
+    """The first and the last reader of what only one stage can hold: a parameter whose gradient is sparse, or that
+    joins tables which may be spread; a buffer that changes."""
     for index in pcg.of("parameter"):
         readers = pcg.consumers[index]
         if len(readers) > 1 and (index in sparse_tables(pcg) or table_rows(pcg.nodes[index])):
             yield readers[0], readers[-1]
+    for index in updated(pcg):  # one stage alone knows the new value
+        yield pcg.consumers[index][0], pcg.consumers[index][-1]

@@ -1,7 +1,7 @@
-"""Buffers that training updates in place: the running statistics of a batch norm.
+"""Buffers that training updates in place: the running statistics of a batch norm, and what `store` writes.
 
-The operator that updates such a buffer is its only reader, and the buffer is stored in the layout that this operator
-needs, so every rank updates its own part.
+The operator that updates a statistic is its only reader. `store` comes after all readers, which read a `clone`. A
+buffer is stored in the layout that the operator needs which updates it, so every rank updates its own part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,13 @@ def updated(pcg: PCG) -> Mapping[int, tuple[int, int]]:
 
 
 def check_updates(nodes: Sequence[Node]) -> None:
-    """Raise PartitaError unless every updated operand is a buffer that nothing else reads."""
+    """Raise PartitaError unless every updated operand is a buffer that nothing else reads; `store` admits copies."""
     for source, (index, _) in _changes(nodes):
         reader = nodes[index]
         if nodes[source].op != "buffer":
             raise PartitaError(f"{reader.name!r} ({reader.op}) updates {nodes[source].name!r}, which is not a buffer")
-        if sum(node.inputs.count(source) for node in nodes) > 1:
+        copies = reader.op == "store" and all(nodes[i].op == "clone" for i in range(index) if source in nodes[i].inputs)
+        if sum(node.inputs.count(source) for node in nodes if not (copies and node.op == "clone")) > 1:
             raise PartitaError(
                 f"the buffer {nodes[source].name!r} is updated by {reader.name!r} ({reader.op}) and read elsewhere; "
                 "a module with running statistics can be called once per forward: use one module for each call"

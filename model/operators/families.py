@@ -3,6 +3,7 @@
 from . import (
     attention,
     batch_norm,
+    buffers,
     contraction,
     convolution,
     creation,
@@ -25,6 +26,7 @@ from .operator import register
 _PRODUCTS = (attention, contraction, convolution, embedding, recurrent)
 _OTHERS = (
     batch_norm,
+    buffers,
     creation,
     elementwise,
     function,

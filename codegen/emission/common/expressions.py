@@ -290,6 +290,11 @@ def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     return text.replace(", True, ", ", mesh.training, ")
 
 
+def _store(call: OperatorCall, names: Sequence[str]) -> str:
+    call.used.helpers.add("stored")
+    return registered(call, names)
+
+
 # Opaque operators, and autograd functions of the module
 
 
@@ -390,6 +395,7 @@ RULES: dict[str, Rule] = {
     "slice": _slice,
     "part": _part,
     "linear_relu": _linear_relu,
+    "store": _store,
     "opaque": _opaque,
     "function": _function,
 }

@@ -3,6 +3,7 @@
 from . import (
     attention,
     batch_norm,
+    buffers,
     contraction,
     convolution,
     creation,
@@ -22,6 +23,7 @@ from . import (
 FAMILIES = (
     attention.CASES,
     batch_norm.CASES,
+    buffers.CASES,
     contraction.CASES,
     convolution.CASES,
     creation.CASES,
