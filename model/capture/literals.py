@@ -49,10 +49,10 @@ def _expression(builder: Builder, name: str, tensor: Tensor) -> Index | None:
     if tensor.numel() == 1:
         return Index(builder.add("full", shape=shape, dtype=dtype, name=name, value=tensor.item()))
     values = tensor.flatten().tolist() if tensor.numel() <= MAX_CONSTANT else []
-    if values and all(map(math.isfinite, values)):
+    if not tensor.numel() or (values and all(map(math.isfinite, values))):
         return Index(builder.add("constant", shape=shape, dtype=dtype, name=name, values=tuple(values)))
     if tensor.dtype != torch.bool and max(shape, default=0) == tensor.numel():
-        start, step = tensor.flatten()[:2].tolist()[0], tensor.flatten().diff()[0].item()
+        start, step = tensor.flatten()[0].item(), tensor.flatten().diff()[0].item()
         line = torch.arange(tensor.numel(), dtype=tensor.dtype) * step + start
         if step and torch.equal(line, tensor.flatten()):
             stop = start + step * tensor.numel()

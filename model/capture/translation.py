@@ -78,6 +78,13 @@ _SWAPS = frozenset(["transpose", "swapaxes", "swapdims", "t", "mT", "numpy_T", "
 """Views that give back their source when they are applied to themselves."""
 
 
+def _is_checked(node: fx.Node) -> bool:
+    """True for a number read from data that only assertions look at; programs do without these."""
+    if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return all(_SILENT.match(getattr(user.target, "__name__", "")) or _is_checked(user) for user in node.users)
+
+
 def functional(target: Any, name: str) -> Any:
     """The overload of `name` that takes what `target` takes; `target` itself if that is its name; None if none does."""
     namespace, _, packet = target._schema.name.partition("::")
@@ -191,6 +198,8 @@ class Translation:
             if value is None and node.users:
                 raise self.refusal(f"output {node.args[1]} of operator {call.target}")
             return value
+        if _is_checked(node):
+            return None
         name = getattr(target, "__name__", str(target))
         if name in _WRAPPERS:
             return _WRAPPERS[name](self, node)

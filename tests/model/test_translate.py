@@ -298,6 +298,15 @@ def test_writes_in_place(agrees: Any) -> None:
     agrees(Lambda(written), (X,))
 
 
+def test_assertions_on_data_are_left_out(agrees: Any) -> None:
+    def checked(x: Tensor) -> Tensor:
+        positive = (x > 0).sum().item()
+        torch._check(positive <= x.numel())  # type: ignore[no-untyped-call]
+        return x + 1
+
+    agrees(Lambda(checked), (X,))
+
+
 def detached(x: Tensor) -> Tensor:
     x.detach().mul_(2)
     return x
