@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
+from .collated import check_names, plain_inputs
 
 BatchDim: TypeAlias = int | Mapping[str, int | None] | None
 """The dim of every input that counts samples; or by the name of the input, None for one without; or None: guess."""
@@ -40,7 +41,8 @@ class Inputs:
             inputs = (inputs,)
         if not isinstance(inputs, tuple | list | Mapping):
             raise PartitaError(f"example inputs must be a tuple or a dict of tensors, not {type(inputs).__name__}")
-        called = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+        called = ((), plain_inputs(inputs)) if isinstance(inputs, Mapping) else (tuple(map(plain_inputs, inputs)), {})
+        check_names(module, called[1])
         leaves, structure = pytree.tree_flatten(called)
         args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
         try:
