@@ -69,7 +69,9 @@ class CountedNumbers(TorchDispatchMode):
     """Makes all random numbers those of the emitted program: functions of (seed, step, call site, element).
 
     Works below autograd, where dropout draws its noise, so modules, functions and attention are all covered. `sites`
-    counts the calls; `narrow` is True if the module left float64 by itself.
+    counts the calls. What the module casts to float32, the dtype in which it was captured, stays in float64, as in the
+    program: else gradients that are nothing but rounding differ, which AdamW makes whole steps of. `narrow` is True if
+    the module left float64 nevertheless.
     """
 
     def __init__(self, seed: int, step: int) -> None:
@@ -79,10 +81,13 @@ class CountedNumbers(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        numbers = drawn(func, args, kwargs or {}, self._draw)
+        given = dict(kwargs or {})
+        if given.get("dtype") is torch.float32:  # a cast, or a new tensor: the program has its own dtype there
+            given["dtype"] = torch.float64
+        numbers = drawn(func, args, given, self._draw)
         if numbers is not None:
             return args[0].copy_(numbers) if func._schema.name.endswith("_") else numbers
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **given)
         self.narrow |= any(isinstance(x, Tensor) and x.dtype in _NARROW for x in pytree.tree_leaves(result))
         return result
 

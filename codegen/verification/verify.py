@@ -34,7 +34,7 @@ AnyPlan: TypeAlias = Plan | SpaceTimePlan
 LEVELS = ("threads", "pool", "torchrun")
 TOLERANCE = 1e-9
 TOLERANCE_NARROW = 1e-5
-"""The tolerance if the module itself computes in less than float64."""
+"""The tolerance if the module itself computes in less than float32."""
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""Batches as collators make them: dicts of any kind, with entries that are no tensors, or that forward does not take."""
+"""Batches as collators make them: dicts of any kind, whose entries may be no tensors, or unknown to forward."""
 
 import inspect
 import typing
@@ -39,6 +39,7 @@ def check_names(module: nn.Module, named: Mapping[str, Any]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
         raise PartitaError(
-            f"the example inputs do not fit {type(module).__name__}.forward: it takes no {', '.join(map(repr, unknown))}; "
-            f"leave {'it' if len(unknown) == 1 else 'them'} out, as training does (it takes {', '.join(takes)})"
+            f"the example inputs do not fit {type(module).__name__}.forward: it takes no "
+            f"{', '.join(map(repr, unknown))}; leave {'it' if len(unknown) == 1 else 'them'} out (it takes "
+            f"{', '.join(takes)})"
         )
