@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..graph.dtypes import FLOATS
@@ -14,6 +16,8 @@ from ..operators.unknown import MOST_INPUTS, call_source, constants_in
 from .independence import Finding, NotPureError, Operand, findings, unsplit
 from .translation import A, Index, T, Value
 
+_OWN = ("aten", "prims")
+"""The libraries of operators that come with torch."""
 _PLACES = ("device", "pin_memory", "layout")
 """Keywords that say where a tensor is, which the program knows."""
 
@@ -40,6 +44,8 @@ def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
     except NotPureError as error:
         raise t.refusal(f"operator {target} ({error})") from error
     extra: dict[str, Attribute] = {} if intensity is None else {"intensity": intensity}
+    if target.namespace not in _OWN:
+        extra["library"] = _library(t, target)
     made = []
     for number, (v, finding) in enumerate(zip(values, found, strict=True)):
         gradient = finding.gradient and any(x.gradient for x in operands)
@@ -50,6 +56,20 @@ def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
             )
         )  # fmt: skip
     return made if several else made[0]
+
+
+def _library(t: T, target: Any) -> str:
+    """The module whose import registers an operator. Raises PartitaError if programs cannot import it."""
+    known = OPDEFS.get(target._schema.name)
+    name = known._init_fn.__module__ if known is not None else str(target.namespace)
+    name = name.removeprefix("partita_user_")  # a file that names a model is imported under another name
+    if name == "__main__" or find_spec(name.partition(".")[0]) is None:
+        raise t.refusal(
+            f"operator {target} (programs cannot import what registers it)",
+            "define it in a module that every rank can import, or register an operator for it "
+            "(docs/adding-an-operator.md)",
+        )
+    return name
 
 
 def _refused(target: Any, value: Any) -> str:

@@ -579,7 +579,7 @@ def _autocast(t: Translation, node: fx.Node) -> list[Value]:
     """Regions that switch autocast off are ignored: precision is the plan's choice."""
     _, _, enabled, _, graph, *arguments = node.args
     if enabled:
-        raise t.refusal("an autocast region")
+        raise t.refusal("an autocast region", "leave it out: the plan's dtype says in which precision is computed")
     return _inline(t, node, graph, arguments)
 
 

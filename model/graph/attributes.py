@@ -98,6 +98,11 @@ def _key(value: Any) -> bool:
     return value == "" or (isinstance(value, str) and value.isidentifier())
 
 
+def _module(value: Any) -> bool:
+    """The name of a module, which programs import."""
+    return isinstance(value, str) and bool(re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", value, re.ASCII))
+
+
 def _class_name(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier() and value.isascii() and not iskeyword(value)
 
@@ -256,7 +261,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "lstm": {"memory": _flag},
     "rnn": {"relu": _flag},
     "scatter": {"value": _constant},
-    "opaque": {"notation": is_call_notation, "intensity": _amount},
+    "opaque": {"notation": is_call_notation, "intensity": _amount, "library": _module},
     "searchsorted": {"right": _flag},
     "function": {"notation": is_call_notation},
 }

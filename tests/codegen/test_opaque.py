@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from partita import Machine, PartitaError, optimize
+from partita.codegen.report.facts import facts
+from partita.codegen.report.summary import summary
+from partita.codegen.report.text import text
 from partita.model.capture.capture import capture
 from partita.model.capture.decompositions import Decompositions
 
@@ -112,6 +115,17 @@ def test_custom_functions(judge: Judge, force: Force) -> None:
         judge(force(graph, sizes, rng, None, rng.choice((1, 2)), "adamw"))
     plan = optimize(Functions(), (torch.zeros(6, 5, 6),), Machine.adhoc((2,)), batch=6, loss="projection")
     assert plan.verify()["ok"] and "class Scaled(torch.autograd.Function):" in plan.emit()
+
+
+def test_reports_name_opaque_operators() -> None:
+    """With their share of the work, also in JSON."""
+    plan = optimize(
+        Calls(torch.linalg.svdvals), (torch.zeros(4, 5, 6),), Machine.adhoc((2,)), batch=4, loss="projection"
+    )
+    (call,) = summary(plan)["opaque"]
+    assert call["call"] == "aten.linalg_svdvals.default" and 0 < call["flops"] < 1
+    assert "opaque      aten.linalg_svdvals: no rule is known" in str(plan)
+    assert "OPAQUE AND UNSPLIT OPERATORS" in text(facts(plan))
 
 
 def test_random_function_is_refused() -> None:

@@ -111,6 +111,7 @@ class Used:
     helpers: set[str] = field(default_factory=set)
     values: dict[str, Sequence[object]] = field(default_factory=dict)  # long lists of numbers, constants of the program
     functions: dict[str, str] = field(default_factory=dict)  # autograd functions of the module: name -> source
+    libraries: set[str] = field(default_factory=set)  # modules that register operators
     specials: set[str] = field(default_factory=set)  # the special strategies whose functions are called
     uneven: bool = False
     placed: bool = False  # True if some weights are at one coordinate of an axis

@@ -302,6 +302,7 @@ def _opaque(call: OperatorCall, names: Sequence[str]) -> str:
     """Many operators have no kernel for 16 bits: an opaque one computes in float32 at least."""
     text = registered(call, [enclosed(full_precision(call, name, i)) for i, name in enumerate(names)])
     text = text if names else f"{text}.to(mesh.device)"
+    call.used.libraries |= {call.node["library"]} if call.node.get("library") else set()
     return f"{text}.to(self.dtype)" if call.mixed and call.node.dtype in FLOATS else text
 
 

@@ -62,6 +62,11 @@ def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective:
     }
 
 
+def library_imports(used: Used) -> list[str]:
+    """Imports of the modules that register operators which are called as they are."""
+    return [f"import {name}  # registers operators" for name in used.libraries]
+
+
 def data(graph: PCG, batch: int, used: Used) -> Context:
     """Batches: their shapes, random ones, and the next samples of a data set."""
     return {

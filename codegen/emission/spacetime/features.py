@@ -144,7 +144,10 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature(
         "spacetime/devices.jinja",
         _devices,
-        imports=lambda e: ["from functools import partial"] if any("partial(" in line for line in e.table) else [],
+        imports=lambda e: [
+            *(["from functools import partial"] if any("partial(" in line for line in e.table) else []),
+            *training.library_imports(e.used),
+        ],
     ),
     section("Weights, under their names in the original module."),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),

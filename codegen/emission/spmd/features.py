@@ -298,7 +298,12 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("sources.jinja", _functions),
     section("The model."),
     Feature("weights.jinja", _weights, imports=lambda _: ["from functools import partial"]),
-    Feature("classes.jinja", _classes, constants=lambda e: [*value_lines(e.used), *_spread_tables(e)]),
+    Feature(
+        "classes.jinja",
+        _classes,
+        imports=lambda e: training.library_imports(e.used),
+        constants=lambda e: [*value_lines(e.used), *_spread_tables(e)],
+    ),
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
     section("Weights, under their names in the original module."),
     Feature("initialize.jinja", _initialize),
