@@ -176,4 +176,4 @@ def test_functions(function: Callable[..., Any], modules: tuple[nn.Module, ...],
 )
 def test_refusals(module: nn.Module, words: str) -> None:
     with pytest.raises(PartitaError, match=words):
-        capture(through(module), (IMAGE,), loss="projection")
+        capture(through(module), (IMAGE,), allow_unknown=False, loss="projection")
