@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,11 @@ def write_atomically(path: Path | str, data: str | bytes) -> None:
         raise PartitaError(f"cannot write {path}: {_reason(error)}") from error
 
 
-def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
-    """Write all `files` (plain names to contents) next to the folder `path`, then move them into it one by one.
+def write_directory(path: Path | str, files: Mapping[str, str | bytes | Callable[[Path], object]]) -> None:
+    """Write all `files` next to the folder `path`, then move them into it one by one.
 
-    Other files of an existing folder stay. Raises PartitaError if the folder cannot be written.
+    `files`: plain names to contents, or to what writes a file. Other files of an existing folder stay. Raises
+    PartitaError if the folder cannot be written.
     """
     target = Path(path)
     for name in files:
@@ -53,7 +54,10 @@ def write_directory(path: Path | str, files: Mapping[str, str | bytes]) -> None:
         temporary.mkdir()
         try:
             for name, data in files.items():
-                (temporary / name).write_bytes(data.encode() if isinstance(data, str) else data)
+                if callable(data):
+                    data(temporary / name)
+                else:
+                    (temporary / name).write_bytes(data.encode() if isinstance(data, str) else data)
             if not target.exists():
                 temporary.rename(target)
                 return

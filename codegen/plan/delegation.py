@@ -27,6 +27,8 @@ _FUNCTIONS = {
     "space_time_timeline": "report.spacetime_trace:timeline",
     "summary": "report.summary:summary",
     "verify": "verification.verify:verify",
+    "write": "plan.plan_file:write_atomically",
+    "write_folder": "plan.plan_file:write_directory",
 }
 """By what a method calls: the module in `codegen`, and the function."""
 

@@ -16,11 +16,11 @@ from ...formulation.pipeline.orders import Orders
 from ...formulation.pipeline.schedule import ONE_F_ONE_B, Schedule, schedule_named
 from ...formulation.placement.placement import Placement, of_rows
 from ...model.errors import PartitaError
-from ...model.files import write_atomically
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Layout, is_split
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries
+from ...model.initial_values import InitialValues
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
@@ -47,10 +47,11 @@ class Plan:
     It is its own single stage (`stages`); a `PipelinePlan` has several, each of them a `Plan`. `model` says how to
     build the module again: reference, small, sequence, batch. `report` holds what the search found: status,
     objective_ns, bound_ns, gap, seconds, memory_bytes, capacity_bytes, space, unsplit_flops. `module` is the module
-    that was planned, with its example inputs and loss, where the plan was made from one; it is not saved. `recompute`
-    names the segments (`model.graph.segments`) whose forward runs once more before their backward: `full` or
-    `selective`. `names` are those of the axes, where stages share them; not saved either. Of a stage of a pipeline,
-    `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a message to the next stage.
+    that was planned, with its example inputs and loss, where the plan was made from one; it is not saved. `initial`
+    says how weights begin. `recompute` names the segments (`model.graph.segments`) whose forward runs once more before
+    their backward: `full` or `selective`. `names` are those of the axes, where stages share them; not saved either. Of
+    a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a
+    message to the next stage.
     """
 
     graph: PCG
@@ -63,6 +64,7 @@ class Plan:
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     module: TrainedModule | None = field(default=None, compare=False, repr=False)
+    initial: InitialValues | None = None
     recompute: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
@@ -189,7 +191,7 @@ class Plan:
         """The program as text; also written to `path` if given."""
         text = str(call("emit_pipeline" if self.size > 1 else "emit", self))
         if path is not None:
-            write_atomically(path, text)
+            call("write", path, text)
         return text
 
     def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
@@ -263,6 +265,7 @@ class PipelinePlan(Plan):
     model: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     module: TrainedModule | None = field(default=None, compare=False, repr=False)
+    initial: InitialValues | None = None
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
     transfer: CollectivePrice | None = None

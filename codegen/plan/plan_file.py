@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from ...model.files import make_folder, read_json, write_atomically, write_direc
 from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
+from ...model.initial_values import InitialValues
 from ...model.json_values import number, whole
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine, stage_machine
@@ -40,7 +42,9 @@ def save(plan: Plan, path: Path | str) -> None:
         make_folder(Path(path).parent)
         write_atomically(path, text)
     else:
-        write_directory(path, {"plan.json": text, "program.py": plan.emit()})
+        write_directory(
+            path, {"plan.json": text, "program.py": plan.emit(), **(plan.initial.files() if plan.initial else {})}
+        )
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -82,6 +86,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "optimizer": plan.optimizer,
         "micro_batches": plan.micro_batches,
         "machine": plan.machine.to_json(),
+        **({"initial": plan.initial.to_json()} if plan.initial else {}),
         **(_pipeline_json(plan) if plan.size > 1 else _stage_json(plan)),
         "report": plan.report,
         "graph": graph_to_json(plan.graph),
@@ -134,8 +139,9 @@ def from_json(data: Any) -> Plan:
     with _errors_at("the plan"):
         graph, machine = graph_from_json(data["graph"]), Machine.from_json(data["machine"])
         model = _object("model", data["model"])
+        initial = InitialValues.from_json(data["initial"]) if "initial" in data else None
         if kind is None:
-            return _stage(data, graph, machine, model)
+            return replace(_stage(data, graph, machine, model), initial=initial)
         row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
         return PipelinePlan(
             graph,
@@ -147,6 +153,7 @@ def from_json(data: Any) -> Plan:
             chunks=whole(data["chunks"]),
             model=model,
             report=_report(data["report"]),
+            initial=initial,
         )
 
 

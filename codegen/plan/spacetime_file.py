@@ -10,6 +10,7 @@ from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.graph_file import graph_from_json
 from ...model.graph.pcg import PCG
+from ...model.initial_values import InitialValues
 from ...model.optimizers import optimizer_states
 
 KIND, FORMAT = "space-time", 1
@@ -55,6 +56,11 @@ class SavedSpaceTimePlan:
     def model(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.content["model"]
         return found
+
+    @cached_property
+    def initial(self) -> InitialValues | None:
+        """How weights begin, if that is known."""
+        return InitialValues.from_json(self.content["initial"]) if "initial" in self.content else None
 
     def __str__(self) -> str:
         return str(self.content["words"])

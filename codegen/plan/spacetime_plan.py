@@ -15,10 +15,10 @@ from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
 from ...formulation.spacetime.tasks import tasks
 from ...model.errors import PartitaError
-from ...model.files import write_atomically, write_directory
 from ...model.graph.batch import with_batch
 from ...model.graph.graph_file import graph_to_json
 from ...model.graph.pcg import PCG
+from ...model.initial_values import InitialValues
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.optimizers import optimizer_states
@@ -67,6 +67,7 @@ class SpaceTimePlan:
     optimizer: str = "adamw"
     model: Mapping[str, Any] = field(default_factory=dict)
     module: TrainedModule | None = field(default=None, compare=False, repr=False)
+    initial: InitialValues | None = None
 
     @property
     def pcg(self) -> PCG:
@@ -116,31 +117,36 @@ class SpaceTimePlan:
     def source(self) -> str:
         """The program's source text, deterministic."""
         words = str(self).splitlines()
-        return str(call("emit_space_time", self.program, dtype=self.dtype, optimizer=self.optimizer, summary=words))
+        return str(call(
+            "emit_space_time", self.program,
+            dtype=self.dtype, optimizer=self.optimizer, summary=words, initial=self.initial,
+        ))  # fmt: skip
 
     def emit(self, path: Path | str) -> None:
         """Write the program, which needs only torch."""
-        write_atomically(path, self.source())
+        call("write", path, self.source())
 
     def trace(self, path: Path | str) -> None:
         """Write the predicted step as a timeline for Perfetto."""
-        write_atomically(path, self._timeline())
+        call("write", path, self._timeline())
 
     def _timeline(self) -> str:
         return json.dumps(call("space_time_timeline", self.prediction), allow_nan=False) + "\n"
 
     def save(self, folder: Path | str, written: str = "") -> None:
         """Save the program, the user's plan file (`written`) and the timeline in a folder."""
-        files = {
+        files: dict[str, Any] = {
             "program.py": self.source(),
             "plan.json": json.dumps(
                 {"kind": KIND, "format": FORMAT, "model": dict(self.model), "summary": self.summary(),
-                 "optimizer": self.optimizer, "words": str(self), "graph": graph_to_json(self.pcg)}
+                 "optimizer": self.optimizer, "words": str(self), "graph": graph_to_json(self.pcg),
+                 **({"initial": self.initial.to_json()} if self.initial else {})}
             )
             + "\n",
             "trace.json": self._timeline(),
         }  # fmt: skip
-        write_directory(folder, files | ({"plan.py": written} if written else {}))
+        files |= self.initial.files() if self.initial else {}
+        call("write_folder", folder, files | ({"plan.py": written} if written else {}))
 
     def verify(self, level: str = "threads", steps: int = 3, *, timeout: float = 600.0) -> dict[str, Any]:
         """Train the program and the module and compare them, as `partita verify` does. Needs `module`."""
@@ -163,6 +169,7 @@ def space_time(
 
     Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies.
     """
+    from ...model.capture.initial import values_of
     from ...solvers.spacetime.validate import validate
 
     found = tasks(graph)
@@ -174,4 +181,6 @@ def space_time(
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
     program = materialize(validate(found, count), machine, communication=communication)
-    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module or graph.module)
+    known = module or graph.module
+    initial = values_of(known[0], graph.pcg.originals) if known else None
+    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)

@@ -1,7 +1,7 @@
 """`partita check`: run a user's plan on its model and validate it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from ...model.capture.load import failure, import_file, load_model
 from ...model.errors import PartitaError
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
 from .check_request import CheckRequest
+from .named_model import constructor_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def check(request: CheckRequest) -> Checked:
         )
     except PlanConflict as conflict:
         return Checked(None, max(before, len(operators.ops)), conflict.conflicts)
-    return Checked(plan, len(plan.program.tasks.ops))
+    initial = constructor_values(reference, plan.pcg, small=small, sequence=sequence)
+    return Checked(replace(plan, initial=initial), len(plan.program.tasks.ops))
 
 
 _CONSTANTS: Mapping[str, type] = {

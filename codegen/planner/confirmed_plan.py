@@ -92,6 +92,7 @@ def _decoded(
             model=dict(stage_context.model),
             report=reports[s] if reports else {},
             module=stage_context.module,
+            initial=stage_context.initial,
             recompute=encoding.recomputed(assignment),
             in_flight=best.in_flight(s),
             transfer=transfer_price(machine, best.row) if pipelined else None,
@@ -110,6 +111,7 @@ def _decoded(
         model=dict(context.model),
         report=_pipeline_report(stages, reports) if reports else {},
         module=context.module,
+        initial=context.initial,
     )
 
 

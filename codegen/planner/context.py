@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ...model.initial_values import InitialValues
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Progress
 
@@ -22,8 +23,9 @@ Tell: TypeAlias = Callable[[str | Progress], None]
 class Context:
     """The model to plan, and where the news goes.
 
-    `model` describes the model in plan and report, `module` is the module itself with example inputs and loss. Seconds
-    count from `start`. `save_network`: the file in which the first placement's cost network is kept.
+    `model` describes the model in plan and report, `module` is the module itself with example inputs and loss, and
+    `initial` says how its weights begin. Seconds count from `start`. `save_network`: the file in which the first
+    placement's cost network is kept.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -31,6 +33,7 @@ class Context:
     progress: Tell | None = None
     save_network: Path | None = None
     start: float = field(default_factory=time.monotonic)
+    initial: InitialValues | None = None
 
     def tell(self, words: str) -> None:
         if self.progress is not None:

@@ -22,6 +22,7 @@ from ...solvers.budget import Budget
 from ...solvers.cache.store import Store, store_in
 from ..plan.plan import Plan
 from .context import Context, Tell, print_progress
+from .named_model import captured, captured_module, constructor_values
 from .plan_graph import plan_graph
 from .problem import check_early
 
@@ -48,9 +49,6 @@ def plan(
 
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
     """
-    from ...model.capture.capture import capture
-    from ...model.capture.inputs import parse_batch_dim
-    from ...model.capture.load import load_model
     from ...model.capture.objective import GIVEN
     from ...model.zoo import entry, zoo
 
@@ -68,22 +66,16 @@ def plan(
     budget.backend()
     context = Context({}, None, progress, save_network, start)
     context.tell(f"capturing {reference}")
-    built = load_model(reference, small=small, sequence=training.sequence)
-    graph = capture(
-        built.module,
-        built.inputs,
-        batch=max(training.batch, 2),
-        allow_unknown=training.allow_unknown,
-        statistics=training.statistics,
-        loss=training.loss or built.loss,
-        batch_dim=parse_batch_dim(training.batch_dim),
-    )
+    graph, loss = captured(reference, training, small=small)
     sequence = training.sequence
     if sequence is None and known is not None:
         sequence = known.small_sequence if small else known.sequence
     model = {"reference": reference, "small": small, "sequence": sequence, "batch": training.batch}
-    model |= {"loss": GIVEN} if callable(built.loss) and not training.loss else {}
-    return plan_graph(graph, machine, training, space, budget, replace(context, model=model))
+    model |= {"loss": GIVEN} if callable(loss) and not training.loss else {}
+    context.tell("recording how its weights begin")
+    initial = constructor_values(reference, graph, small=small, sequence=training.sequence)
+    context = replace(context, model=model, initial=initial)
+    return plan_graph(graph, machine, training, space, budget, context)
 
 
 def optimize(
@@ -132,14 +124,13 @@ def optimize(
     PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt ended the
     search before any plan was found.
     """
-    from ...model.capture.capture import capture
     from ...model.capture.objective import GIVEN, TrainedModule
 
     start = time.monotonic()
     tell = print_progress if progress is True else progress or None
     machine = machine if isinstance(machine, Machine) else Machine.load(machine)
     samples = None if batch is None else max(batch, 2)
-    graph = capture(
+    graph, initial = captured_module(
         module,
         inputs,
         batch=samples,
@@ -175,4 +166,5 @@ def optimize(
     )
     model = {"reference": None, "batch": training.batch, **({"loss": GIVEN} if callable(loss) else {})}
     built = TrainedModule(module, inputs, loss)
-    return plan_graph(graph, machine, training, space, budget, Context(model, built, tell, start=start))
+    context = Context(model, built, tell, start=start, initial=initial)
+    return plan_graph(graph, machine, training, space, budget, context)

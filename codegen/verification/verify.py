@@ -92,6 +92,7 @@ class Trial:
     tolerance: float
     objective: str = "the graph's loss"  # what is trained, in words
     emitted: bool = False  # for this trial only: the file is temporary
+    initial: Mapping[str, Tensor] | None = field(default=None, repr=False)  # what it begins with, if that is known
 
 
 def _trial(
@@ -110,7 +111,6 @@ def _trial(
     if ranks is not None and ranks != plan.ranks:
         raise PartitaError(f"this plan is for {plan.ranks} ranks, not {ranks}: {again}")
     check_memory(plan)
-    model = given or plan.module or model_of(plan.model)
     if given and given.loss is None and plan.model.get("loss") == GIVEN:
         raise PartitaError(
             "the plan trains a function of the module's output, which is not saved: give verify its loss"
@@ -120,11 +120,25 @@ def _trial(
     else:
         path = folder / "program.py"
         target.emit(path)
+        for name, write in (target.initial.files() if target.initial else {}).items():
+            write(folder / name)
+    model = given or plan.module or _seeded(plan.model, load_program(path).SEED)
+    initial = None
+    if plan.initial is not None and plan.initial.names >= graph.originals.keys() and not given:
+        known = reference.state_of(model.module)
+        initial = known if not any(x.is_meta for x in known.values()) else None
     made = trial(
         path, graph, model, plan.ranks, plan.batch,
         optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),
     )  # fmt: skip
-    return replace(made, emitted=not isinstance(target, Path | str))
+    return replace(made, emitted=not isinstance(target, Path | str), initial=initial)
+
+
+def _seeded(model: Mapping[str, Any], seed: int) -> TrainedModule:
+    """The model that a plan names, as its constructor makes it after torch.manual_seed(seed)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model_of(model)
 
 
 def stages_of(plan: AnyPlan | SavedSpaceTimePlan) -> tuple[Plan, ...]:
@@ -171,7 +185,7 @@ def trial(
     batches = [synthetic(graph, samples, step) for step in range(steps)]
     found = reference.train_module(whole, graph, batches, optimizer, program.SEED, semantics=semantics)
     tolerance = TOLERANCE_NARROW if found.narrow else TOLERANCE
-    return Trial(path, graph, ranks, state, batches, found.outcome, tolerance, objective=found.objective)
+    return Trial(path, graph, ranks, state, batches, found.outcome, tolerance=tolerance, objective=found.objective)
 
 
 # Running and judging
@@ -200,13 +214,13 @@ def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
     program = load_program(each.path)
     try:
         ranks = run_threads(
-            lambda _: worker.train(program, each.state, each.batches, each.truth.weights, torch.float64),
+            lambda _: worker.train(program, each.state, each.batches, each.truth.weights, torch.float64, each.initial),
             each.ranks,
             timeout=timeout,
         )
     except (RankError, Deadlock) as failure:
         return failure
-    return worker.together(ranks[0], [outcome.parts for outcome in ranks])
+    return worker.together(ranks)
 
 
 def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exception]:
@@ -214,7 +228,7 @@ def _in_processes(trials: Sequence[Trial], timeout: float) -> list[Outcome | Exc
     with tempfile.TemporaryDirectory(prefix="partita-jobs-") as folder:
         jobs = [Path(folder) / str(number) for number in range(len(trials))]
         for job, each in zip(jobs, trials, strict=True):
-            write_job(job, each.path, each.state, each.batches, each.truth.weights)
+            write_job(job, each.path, each.state, each.batches, each.truth.weights, each.initial)
         failure: Exception | None = None
         try:
             torchrun(f"module:{worker.__name__}", trials[0].ranks, [str(job) for job in jobs], timeout=timeout)
@@ -245,6 +259,7 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
         "loss_error": None,
         "gradient_error": None,
         "weight_error": None,
+        "initial_error": None,
         "checked": 0,
     }
     if isinstance(outcome, Exception):
@@ -254,7 +269,9 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
     except MissingTensorsError as failure:
         return verdict | {"failure": str(failure)}
     verdict["checked"] = sum(map(len, errors.values()))
-    errors["weight"] |= _part_errors(outcome, each.graph)
+    errors["weight"] |= _part_errors(outcome.parts, each.graph)
+    if outcome.initial:
+        errors["initial"] = _part_errors(outcome.initial)
     flat = {(kind, name): error for kind, found in errors.items() for name, error in found.items()}
     for kind, found in errors.items():
         largest = max(found.values(), default=0.0)
@@ -293,14 +310,18 @@ def _errors(outcome: Outcome, truth: Outcome, graph: PCG) -> dict[str, dict[str,
     return errors
 
 
-def _part_errors(outcome: Outcome, graph: PCG) -> dict[str, float]:
-    """The error of the part of every weight on every rank, but of statistics that each rank has of its own samples."""
-    nodes = graph.nodes
-    own = {i for node in nodes if node.op == "local_batch_norm" for i in node.inputs} & updated(graph).keys()
+def _part_errors(ranks: Sequence[Mapping[str, float]], graph: PCG | None = None) -> dict[str, float]:
+    """The error of the part of every weight on every rank.
+
+    But not of statistics that in training by `graph` each rank has of its own samples.
+    """
+    nodes = graph.nodes if graph else ()
+    own = {i for node in nodes if node.op == "local_batch_norm" for i in node.inputs}
+    own &= updated(graph).keys() if graph else set()
     names = {name for i in own for name in (nodes[i].name, *nodes[i].originals)}
     return {
         f"{name} on rank {rank}": error
-        for rank, parts in enumerate(outcome.parts)
+        for rank, parts in enumerate(ranks)
         for name, error in parts.items()
         if name not in names
     }

@@ -29,13 +29,14 @@ class Outcome:
     """The loss of every step, the first step's gradients and the weights at the end, whole, under original names.
 
     Gradients and weights are on rank 0 alone. `parts[rank]` has the error of every part that a rank holds at the end,
-    by the name of its weight.
+    by the name of its weight, `initial[rank]` of every part that it begins with, where these are compared.
     """
 
     losses: list[float]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     parts: list[dict[str, float]] = field(default_factory=list)
+    initial: list[dict[str, float]] = field(default_factory=list)
 
 
 def load_program(path: Path) -> ModuleType:
@@ -58,9 +59,14 @@ def train(
     batches: Sequence[Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
     dtype: torch.dtype,
+    initial: Mapping[str, Tensor] | None = None,
 ) -> Outcome:
-    """Run one step per batch on this rank, from the weights `state`; `expected` are the weights at the end."""
+    """Run one step per batch on this rank, from the weights `state`; `expected` are the weights at the end.
+
+    `initial`: those with which the program must begin by itself.
+    """
     mesh = program.Mesh()
+    begun = [] if initial is None else [_initial_errors(program, mesh, initial, dtype)]
     model = program.Model(mesh, dtype=dtype)
     program.load(model, state, mesh)
     optimizer = program.make_optimizer(model, mesh)
@@ -75,7 +81,18 @@ def train(
         if step == 0:
             gradients = _copied(program.whole_gradients(model, optimizer, mesh))
     weights = _copied(program.whole_weights(model, mesh))
-    return Outcome(losses, gradients, weights, [_part_errors(program, model, mesh, expected, dtype)])
+    return Outcome(losses, gradients, weights, [_part_errors(program, model, mesh, expected, dtype)], begun)
+
+
+def _initial_errors(
+    program: ModuleType, mesh: Any, expected: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """The error of every part that this rank begins with."""
+    model = program.Model(mesh, dtype=dtype)
+    for _, part in _held(model):
+        part.fill_(math.nan if part.is_floating_point() else 0)
+    program.initialize(model)
+    return _part_errors(program, model, mesh, expected, dtype)
 
 
 def _part_errors(
@@ -107,9 +124,10 @@ def _held(model: Any) -> list[tuple[str, Tensor]]:
     return [(getattr(part, "original", name), part.detach()) for name, part in owner.named_parameters()]
 
 
-def together(outcome: Outcome, parts: Sequence[list[dict[str, float]]]) -> Outcome:
+def together(ranks: Sequence[Outcome]) -> Outcome:
     """The outcome of rank 0 with the parts of all ranks."""
-    return replace(outcome, parts=[own for each in parts for own in each])
+    parts, initial = ([own for each in ranks for own in getattr(each, name)] for name in ("parts", "initial"))
+    return replace(ranks[0], parts=parts, initial=initial)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -123,6 +141,7 @@ def write_job(
     state: Mapping[str, Tensor],
     batches: Sequence[Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Make `folder` for `main` to read."""
     folder.mkdir()
@@ -131,6 +150,7 @@ def write_job(
         "state": dict(state),
         "batches": [dict(batch) for batch in batches],
         "expected": dict(expected),
+        "initial": None if initial is None else dict(initial),
     }
     torch.save(job, folder / JOB)
 
@@ -149,11 +169,12 @@ def main(folders: Sequence[Path]) -> None:
     for folder in folders:
         job = torch.load(folder / JOB, mmap=True, weights_only=True)
         program = load_program(Path(job["program"]))
-        outcome = train(program, job["state"], job["batches"], job["expected"], torch.float64)
+        outcome = train(program, job["state"], job["batches"], job["expected"], torch.float64, job["initial"])
         ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, outcome.parts)
+        parts = replace(outcome, gradients={}, weights={})
+        dist.all_gather_object(ranks, parts)
         if dist.get_rank() == 0:
-            result = together(outcome, ranks)
+            result = together([outcome, *ranks[1:]])
             torch.save({each.name: getattr(result, each.name) for each in fields(result)}, folder / "unfinished.pt")
             (folder / "unfinished.pt").rename(folder / RESULT)
         dist.barrier()  # a result counts only if all ranks finish the job

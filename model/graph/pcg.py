@@ -111,6 +111,12 @@ class PCG:
         return frozenset(needed)
 
     @cached_property
+    def originals(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the user's parameters and buffers."""
+        sources = (self.nodes[i] for op in ("parameter", "buffer") for i in self.of(op))
+        return {name: shape for node in sources for name, shape in node.originals.items()}
+
+    @cached_property
     def sends(self) -> tuple[int, ...]:
         """The `send` nodes of a pipeline stage, in order."""
         return self.of("send")

@@ -29,6 +29,8 @@ from partita.model.graph.buffer_updates import updated
 from partita.model.graph.layout import P, is_split
 from partita.model.graph.pcg import PCG
 
+from .beginnings import begun
+
 Force = Callable[..., Plan]
 IMAGES = (torch.zeros(14, 3, 8, 8),)
 
@@ -187,7 +189,7 @@ def test_a_plan_file_and_a_checkpoint(tmp_path: Path) -> None:
     """Running statistics that are split are written whole, and the module can load them."""
     module = dense()
     plan = planned(module, (torch.zeros(12, 4),), (2,), dtype="float32", fix={"1": "c"})
-    plan.save(tmp_path)
+    begun(plan).save(tmp_path)
     assert Plan.load(tmp_path).choices == plan.choices
     program = load_program(tmp_path / "program.py")
 

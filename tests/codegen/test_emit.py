@@ -25,6 +25,8 @@ from partita.model.graph.layout import B, P, R, S
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 
+from .beginnings import begun
+
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
 # What an operator of a block asks of its first input, and offers, on the second axis.
@@ -98,7 +100,7 @@ def classes(text: str) -> list[str]:
 
 
 def test_golden(judge: Judge) -> None:
-    plan = megatron(layers())
+    plan = begun(megatron(layers()))
     judge(plan)
     assert plan.emit() == (GOLDEN / "blocks.txt").read_text(), "if the change is meant, write the file again"
 
@@ -133,7 +135,7 @@ def test_precisions_and_optimizers(judge: Judge, dtype: str, optimizer: str) -> 
 def test_formatted_and_without_lint(force: Force, tmp_path: Path, seed: int) -> None:
     plan = megatron(layers(), micro=2) if seed == 0 else force(layers(2), (2, 3), random.Random(seed))
     path = tmp_path / "program.py"
-    plan.emit(path)
+    begun(plan).emit(path)
     ruff = [sys.executable, "-m", "ruff"]
     form = subprocess.run(
         [*ruff, "format", "--diff", "--isolated", "--line-length", "120", path], capture_output=True, text=True
@@ -157,7 +159,7 @@ def test_depth_of_a_graph_is_not_depth_of_recursion(force: Force) -> None:
 def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
     path, data, out = tmp_path / "program.py", tmp_path / "data.pt", tmp_path / "out.pt"
     plan = megatron(layers(2))
-    plan.emit(path)
+    begun(plan).emit(path)
     generator = torch.Generator().manual_seed(1)
     whole = {name: torch.randn(plan.batch * 3 + 1, 6, generator=generator) for name in ("x", "target")}
     torch.save(whole, data)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from partita.codegen.emission.common.defaults import SEED
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
+from partita.model.capture.initial import constructed
 from partita.model.capture.load import load_module
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
@@ -30,13 +32,10 @@ def planned(name: str) -> Plan:
     module, inputs = load_module(name)
     batch = known.default_batch(False, machine.devices)
     training, space = Training(batch, known.dtype, known.optimizer), SearchSpace(mesh=mesh, recompute="none", stages=1)
-    return plan_graph(
-        capture(module, inputs, batch=batch),
-        machine,
-        training,
-        space,
-        context=Context({"reference": name, "batch": batch}),
-    )
+    graph = capture(module, inputs, batch=batch)
+    initial = constructed(lambda: load_module(name, device="cpu")[0], graph.originals, SEED)
+    context = Context({"reference": name, "batch": batch}, initial=initial)
+    return plan_graph(graph, machine, training, space, context=context)
 
 
 @pytest.mark.parametrize("name", PLANS)

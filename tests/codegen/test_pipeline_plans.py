@@ -24,6 +24,7 @@ from partita.model.graph.layout import B, S
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
+from .beginnings import begun
 from .conftest import Judge
 from .pipelines import captured, piped
 
@@ -101,7 +102,7 @@ def test_all_kinds_of_parallelism_at_once(judge: Judge, recompute: str, schedule
 
 
 def test_weights_begin_as_without_a_pipeline(gpt2: PipelinePlan, tmp_path: Path) -> None:
-    """Initial values are functions of names: any plan of a model begins with the same, and saves them alike."""
+    """Any plan of a model begins with the same values, and saves them alike."""
 
     def initial(path: Path, ranks: int) -> dict[str, torch.Tensor]:
         program = load_program(path)
@@ -124,8 +125,8 @@ def test_weights_begin_as_without_a_pipeline(gpt2: PipelinePlan, tmp_path: Path)
         context=Context(dict(GPT2)),
     )
     assert alone.size == 1 and isinstance(gpt2, Plan) and not isinstance(alone, PipelinePlan)
-    alone.emit(tmp_path / "alone.py")
-    gpt2.emit(tmp_path / "pipeline.py")
+    begun(alone).emit(tmp_path / "alone.py")
+    begun(gpt2).emit(tmp_path / "pipeline.py")
     wanted, found = initial(tmp_path / "alone.py", alone.ranks), initial(tmp_path / "pipeline.py", 4)
     assert found.keys() == wanted.keys() and len(found) > 30
     assert all(torch.equal(found[name], value) for name, value in wanted.items())

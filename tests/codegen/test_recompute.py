@@ -35,6 +35,8 @@ from partita.model.graph.segments import segments
 from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 
+from .beginnings import begun
+
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
 BATCH, PLACES, WIDTH = 4, 4, 8
@@ -183,7 +185,7 @@ def test_several_micro_batches_in_flight(mode: str, tmp_path: Path) -> None:
     found = []
     for number, modes in enumerate((["none"] * 3, ["none", mode, mode])):
         path = tmp_path / f"program{number}.py"
-        copies(graph, modes).emit(path)
+        begun(copies(graph, modes)).emit(path)
         program = load_program(path)
         found.append(run_threads(lambda _, p=program: gradients(p), 2)[0])  # type: ignore[misc]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -257,7 +259,7 @@ def test_selective_computes_no_product_again(kind: type[nn.Module], tmp_path: Pa
     graph = capture(nn.Sequential(kind(), kind()), (torch.zeros(BATCH, PLACES, WIDTH),), loss="projection")
     for mode in ("none", "selective", "full"):
         path = tmp_path / f"{mode}.py"
-        copies(graph, [mode] * 2, 1).emit(path)
+        begun(copies(graph, [mode] * 2, 1)).emit(path)
         program = load_program(path)
 
         def products(_: int, program: ModuleType = program) -> int:

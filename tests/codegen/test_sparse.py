@@ -25,6 +25,8 @@ from partita.model.graph.sparse_tables import sparse_tables
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
+from .beginnings import begun
+
 BATCH = 12
 
 
@@ -148,7 +150,7 @@ def test_the_choice_is_free_and_the_same_in_every_precision() -> None:
 def test_gradients_are_sparse_in_the_dtype_of_the_table(dtype: str, tmp_path: Path) -> None:
     plan = planned(Clicks(), (3,), (("users", "ids"), ("items", "e")), 2, dtype)
     path = tmp_path / "program.py"
-    plan.emit(path)
+    begun(plan).emit(path)
     program = load_program(path)
     batch = {k: v.float() if v.is_floating_point() else v for k, v in synthetic(plan.graph, BATCH, 0).items()}
 

@@ -24,6 +24,8 @@ from partita.model.capture.capture import capture
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
+from .beginnings import begun
+
 BATCH = 12
 ROWS = (10, 2, 9, 4)
 IDS = torch.zeros(BATCH, 4, dtype=torch.int64)
@@ -132,7 +134,7 @@ def test_long_lists_of_numbers_stand_on_top(tmp_path: Path) -> None:
     plan = planned(module, (ids,), (2,), optimizer="adamw")
     judged(plan, module, (ids,))
     path = tmp_path / "program.py"
-    plan.emit(path)
+    begun(plan).emit(path)
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["format", "--diff"], ["check", "--select", "E,F,W,B,I"]):
         done = subprocess.run(
@@ -199,7 +201,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for number, (mesh, strategy) in enumerate((((4,), "ids"), ((2, 2), "e:1,ids"), ((2,), "R"), ((1,), "R"))):
         plan = planned(Clicks(), (IDS, torch.zeros(BATCH)), mesh, strategy)
         paths.append(folder / f"program{number}.py")
-        plan.emit(paths[-1])
+        begun(plan).emit(paths[-1])
     return paths
 
 

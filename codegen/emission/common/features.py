@@ -15,7 +15,6 @@ _IMPORTS = (
     "import math",
     "import os",
     "import sys",
-    "import zlib",
     "import torch",
     "import torch.distributed as dist",
     "import torch.nn.functional as F",

@@ -18,8 +18,8 @@ from ....formulation.spacetime.materialized import (
 )
 from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
+from ..common.rolled_lines import Piece, mark
 from ..common.text import shape_text
-from .rolled_lines import Piece, mark
 from .segment_calls import Blocks
 from .segment_functions import sum_of
 from .segments import SegmentPhase

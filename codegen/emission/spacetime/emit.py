@@ -10,16 +10,17 @@ from ....formulation.spacetime.op import Phase
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
 from ....model.graph.sparse_tables import sparse_tables
+from ....model.initial_values import InitialValues
 from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
+from ..common.rolled_lines import Line, Piece, rolled
 from .data_flow import Flow
 from .device_statements import DeviceWriter
 from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .program_tables import families
-from .rolled_lines import Line, Piece, rolled
 from .weight_prefetch import by_layer
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -32,7 +33,12 @@ _REDUCE_SCATTER = (
 
 
 def emit(
-    program: Materialized, *, dtype: str = "float32", optimizer: str = "adamw", summary: Sequence[str] = ()
+    program: Materialized,
+    *,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    summary: Sequence[str] = (),
+    initial: InitialValues | None = None,
 ) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
@@ -61,6 +67,7 @@ def emit(
         table=table,
         groups=groups if names else [],
         counts=count_lines(program.tasks.graph, used),
+        initial=initial,
     )
     constants = [
         *(_REDUCE_SCATTER if "reduce_scatter" in emission.collectives else ()),

@@ -7,7 +7,8 @@ from functools import cached_property
 from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
-from ..common import training
+from ....model.initial_values import InitialValues
+from ..common import initial, training
 from ..common.conversions import Used
 from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
@@ -29,6 +30,7 @@ class SpaceTimeEmission:
     table: Sequence[str]  # which rank runs which
     groups: Sequence[str]  # the table of groups; empty without communication
     counts: Sequence[str]
+    initial: InitialValues | None
 
     @property
     def pcg(self) -> PCG:
@@ -152,7 +154,12 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     section("Weights, under their names in the original module."),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
     Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
-    Feature("spacetime/initialize.jinja", lambda _: {}),
+    Feature(
+        "initialize.jinja",
+        lambda e: {**initial.context(e.initial, [e.pcg], pieces=True), "boxes": True},
+        imports=lambda e: initial.imports(e.initial),
+        constants=lambda e: initial.constants(e.initial),
+    ),
     section("Training."),
     Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..common.conversions import Used
+from ..common.rolled_lines import Number, Piece, mapped, numbers, shape, written
 from ..common.text import wrap
-from .rolled_lines import Number, Piece, mapped, numbers, shape, written
 from .segment_functions import Code
 from .segments import DeviceSegment
 

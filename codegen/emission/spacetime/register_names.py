@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ....formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
 from ....formulation.spacetime.materialized import Accumulate, Register, Run, Slice, reads, writes
 from ....formulation.spacetime.op import Phase
+from ..common.rolled_lines import mark, quoted
 from .data_flow import Flow
-from .rolled_lines import mark, quoted
 from .segments import Arranged, Lane, arrange
 
 STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}

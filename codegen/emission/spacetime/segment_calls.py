@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
 from ....formulation.spacetime.op import Op, Phase
+from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.text import tuple_text
 from .data_flow import Flow
 from .function_table import Functions
 from .register_names import Registers, lane_text
-from .rolled_lines import Piece, line, mark, quoted
 from .segment_functions import Code, Segments, Weight, merge
 from .segments import DeviceSegment, SegmentPhase
 

@@ -23,9 +23,9 @@ from ..common.losses import counted
 from ..common.names import identifier, roles
 from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import PRODUCTS
+from ..common.rolled_lines import COMMA, Number, Piece, line, mapped, mark, rolled
 from ..common.statements import FunctionWriter, Statement
 from .data_flow import Flow
-from .rolled_lines import COMMA, Number, Piece, line, mapped, mark, rolled
 from .segments import DeviceSegment
 
 BASES = ("layer", "layer2", "layer3", "layer4")

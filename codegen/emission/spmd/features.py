@@ -10,7 +10,7 @@ from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis
 from ...report.describe import mesh_sentence
-from ..common import training
+from ..common import initial, training
 from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
 from ..common.operator_calls import value_lines
@@ -151,7 +151,8 @@ def _pipeline_imports(e: Emission) -> list[str]:
 
 def _initialize(e: Emission) -> Context:
     storage = e.storage
-    return {"joined": storage.joined, "cut": storage.cut, "running": storage.running}
+    given = initial.context(e.plan.initial, [plan.graph for plan in e.stages], pieces=storage.cut)
+    return {**vars(storage), **given, "boxes": False}
 
 
 def _checkpoint(e: Emission) -> Context:
@@ -306,7 +307,12 @@ FEATURES: tuple[Feature[Emission], ...] = (
     ),
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
     section("Weights, under their names in the original module."),
-    Feature("initialize.jinja", _initialize),
+    Feature(
+        "initialize.jinja",
+        _initialize,
+        imports=lambda e: initial.imports(e.plan.initial),
+        constants=lambda e: initial.constants(e.plan.initial),
+    ),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
     Feature("checkpoint.jinja", _checkpoint),
     section("Training."),

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.text import WIDTH, wrap
+from .text import WIDTH, wrap
 
 _MARK = re.compile(r"⟦(\w+)\|(-?\d+)⟧")
 _QUOTED = re.compile(r"⟪([^⟫]*)⟫")

@@ -1,0 +1,54 @@
+"""From a model to its graph, and what its weights begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...model.graph.pcg import PCG
+from ...model.initial_values import InitialValues
+from ...model.training import Training
+from ..emission.common.defaults import SEED
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...model.capture.objective import Loss
+
+
+def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, Loss]:
+    """The graph of a model, and the loss that its factory gives. Raises PartitaError."""
+    from ...model.capture.capture import capture
+    from ...model.capture.inputs import parse_batch_dim
+    from ...model.capture.load import load_model
+
+    built = load_model(reference, small=small, sequence=training.sequence)
+    graph = capture(
+        built.module,
+        built.inputs,
+        batch=max(training.batch, 2),
+        allow_unknown=training.allow_unknown,
+        statistics=training.statistics,
+        loss=training.loss or built.loss,
+        batch_dim=parse_batch_dim(training.batch_dim),
+    )
+    return graph, built.loss
+
+
+def constructor_values(reference: str, graph: PCG, *, small: bool, sequence: int | None) -> InitialValues:
+    """The initial values of a graph's weights after torch.manual_seed(SEED), as emitted programs begin."""
+    from ...model.capture.initial import constructed
+    from ...model.capture.load import load_module
+
+    def build() -> nn.Module:
+        return load_module(reference, small=small, sequence=sequence, device="cpu")[0]
+
+    return constructed(build, graph.originals, SEED)
+
+
+def captured_module(module: nn.Module, inputs: Any, **options: Any) -> tuple[PCG, InitialValues]:
+    """The graph of a live module (`options` are those of `capture`), and the values that it has."""
+    from ...model.capture.capture import capture
+    from ...model.capture.initial import values_of
+
+    graph = capture(module, inputs, **options)
+    return graph, values_of(module, graph.originals)
