@@ -93,16 +93,17 @@ def _joined(graph: PCG) -> str | None:
     """Where samples do not stay separate until the loss; None if they do."""
     samples = batch_dims(graph)
     for index, node in enumerate(graph.nodes):
-        if samples[index] and _calculates(node) and _reads_several(graph, index, samples):
+        if samples[index] and calculates(node) and reads_several(graph, index, samples):
             return f"{node.op} {node.name!r} combines them"
     return None if _added_up(graph, samples) else "the loss is not a sum over them"
 
 
-def _calculates(node: Node) -> bool:
+def calculates(node: Node) -> bool:
+    """True for an operator that is no source, no view, and does not just make a tensor."""
     return node.op not in SOURCES and not operator(node.op).creates and not operator(node.op).view
 
 
-def _reads_several(graph: PCG, index: int, samples: Samples) -> bool:
+def reads_several(graph: PCG, index: int, samples: Samples) -> bool:
     """True if an element of a node's tensor depends on several samples."""
     node = graph.nodes[index]
     numbers = dict(zip(operator(node.op).named(node), node.inputs, strict=True))
@@ -122,7 +123,7 @@ def _added_up(graph: PCG, samples: Samples) -> bool:
         node = graph.nodes[index]
         if samples[index] or any(samples[i] for i in node.inputs):
             return True
-        terms = semantics(graph, index).terms if _calculates(node) else ()
+        terms = semantics(graph, index).terms if calculates(node) else ()
         if all(isinstance(factor, Access) for term in terms for factor in term.factors):  # only sums and products
             waiting += {*node.inputs} - seen
             seen.update(node.inputs)

@@ -116,6 +116,7 @@ class Used:
     uneven: bool = False
     placed: bool = False  # True if some weights are at one coordinate of an axis
     modes: bool = False  # True if some lines differ between training and evaluation
+    noise: bool = False  # True if some lines draw random numbers, which may or may not be drawn in evaluation
 
 
 @dataclass(frozen=True, slots=True)

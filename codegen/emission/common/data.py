@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ....model.graph.atoms import atoms
+from ....model.capture.batch_guess import calculates, reads_several
+from ....model.graph.atoms import atoms, batch_dims
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.input_ranges import highs
 from ....model.graph.pcg import PCG
@@ -54,6 +55,29 @@ def shape_lines(pcg: PCG) -> list[str]:
         dims = [("count" if n == 1 else f"{n} * count") if counts else n for n, counts in _sizes(pcg, index)]
         lines += _entry(pcg.nodes[index].name, shape_text(dims))
     return lines
+
+
+def padding(pcg: PCG) -> dict[str, Any] | None:
+    """How a batch may be filled up: the input of the labels, and the label that does not count.
+
+    None where more samples would change the loss although their labels do not count: it is not the mean over labels, or
+    something else than it combines samples, or the labels have another reader.
+    """
+    samples, loss = batch_dims(pcg), pcg.loss
+    while pcg.nodes[loss].op in ("view", "to"):
+        loss = pcg.nodes[loss].inputs[0]
+    if loss not in counted(pcg) or any(_sizes(pcg, i)[:1] != [(1, True)] for i in pcg.of("input")):
+        return None
+    for index, node in enumerate(pcg.nodes):
+        combines = any(samples[i] for i in node.inputs) and calculates(node)
+        if combines and index != loss and (not samples[index] or reads_several(pcg, index, samples)):
+            return None
+    labels, reader = pcg.nodes[loss].inputs[1], loss
+    while pcg.consumers[labels] == (reader,) and pcg.nodes[labels].op in ("view", "slice", "to"):
+        labels, reader = pcg.nodes[labels].inputs[0], labels
+    if pcg.consumers[labels] != (reader,) or pcg.nodes[labels].op != "input":
+        return None
+    return {"labels": pcg.nodes[labels].name, "ignored": pcg.nodes[loss].get("ignore_index", -100)}
 
 
 def counted_by_step(pcg: PCG, batch: int) -> tuple[int, str]:

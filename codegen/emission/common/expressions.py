@@ -144,6 +144,7 @@ def _random(call: OperatorCall, names: Sequence[str]) -> str:
     shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
     kind = call.node["kind"]
     call.used.helpers |= {kind, "positions", "random_bits"}
+    call.used.modes = call.used.noise = True
     share = f", {call.node['p']}" if kind == "bernoulli" else ""
     return f"{kind}({names[0]}{share}, {call.dropout_site}, mesh, {shape}, {cuts})"
 

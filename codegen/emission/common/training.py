@@ -4,7 +4,7 @@ from ....model.graph.pcg import PCG
 from ..templates import counter_functions
 from . import defaults
 from .conversions import Used
-from .data import counted_by_step, sample_lines, shape_lines, synthetic_lines
+from .data import counted_by_step, padding, sample_lines, shape_lines, synthetic_lines
 from .features import Context
 
 OPTIMIZERS = {
@@ -71,6 +71,7 @@ def data(graph: PCG, batch: int, used: Used) -> Context:
     """Batches: their shapes, random ones, and the next samples of a data set."""
     return {
         "shapes": shape_lines(graph),
+        "padding": padding(graph),
         "synthetic": synthetic_lines(graph, batch, used),
         "samples": sample_lines(graph, batch),
     }

@@ -142,7 +142,7 @@ def _classes(e: Emission) -> Context:
 
 
 def _pipeline(e: Emission) -> Context | None:
-    return {"pipeline": e.pipeline, "modes": e.used.modes} if e.pipeline else None
+    return {"pipeline": e.pipeline, "modes": e.used.modes, "noise": e.used.noise} if e.pipeline else None
 
 
 def _pipeline_imports(e: Emission) -> list[str]:

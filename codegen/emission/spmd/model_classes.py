@@ -65,7 +65,7 @@ class ModelClasses(Constructors):
     def text(self) -> str:
         model = self.model("Model", "The model; every rank computes its part of it.", "mesh, dtype=DTYPE")
         if self.used.modes:
-            model += f"\n\n{environment().get_template('modes.jinja').render()}"
+            model += f"\n\n{environment().get_template('modes.jinja').render(noise=self.used.noise)}"
         return "\n\n\n".join([*self.classes.texts(), model])
 
     def model(self, title: str, doc: str, arguments: str) -> str:
