@@ -23,6 +23,7 @@ from ...model.capture.inputs import Inputs
 from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
+from ...model.operators.contraction import grouped_product
 from ...model.operators.operator import is_random
 from ...model.training import PROJECTION
 from ..emission.common.defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
@@ -94,6 +95,25 @@ class CountedNumbers(TorchDispatchMode):
     def _draw(self, shape: tuple[int, ...], kind: str, p: float) -> Tensor:
         self.sites += 1
         return counted_numbers(shape, kind, p, (self.seed, self.step, self.sites - 1))
+
+
+class GroupsInDouble(TorchDispatchMode):
+    """Products of groups in float64, which PyTorch has only up to float32, forward and backward."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped_product(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _grouped_product(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """As `torch._grouped_mm`; without `offs`, the products of two lists of matrices."""
+    made = a @ b if offs is None else grouped_product(a, b, offs)
+    return (made if bias is None else made + bias).to(out_dtype or made.dtype)
 
 
 @contextmanager
@@ -193,7 +213,7 @@ def train(
     update = Optimizer(optimizer, module, semantics.stale)
     losses, gradients = list[float](), dict[str, Tensor]()
     for step, batch in enumerate(batches):
-        with update.computing():
+        with update.computing(), GroupsInDouble():
             with InPieces(semantics.normalized):
                 loss = loss_of_step(batch, step)
             update.zero_grad()

@@ -131,7 +131,46 @@ def _equation(node: Node, names: Sequence[str]) -> str:
     return f'torch.einsum("{node["equation"]}", {", ".join(names)})'
 
 
+def _grouped_work(node: Node, inputs: tuple[Node, ...]) -> int:
+    """Every row meets one matrix."""
+    return 2 * inputs[0].numel * node.shape[1]
+
+
+def grouped_product(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """`torch._grouped_mm` in any dtype: each group multiplies its part of the dim that `ends` cuts.
+
+    That is the rows of `a` (2 by 3 dims), the columns of `b` (3 by 2), or what is summed (2 by 2). What is behind the
+    last end is zero.
+    """
+    import torch
+
+    stops = ends.tolist()
+    if a.dim() == b.dim() == 2:
+        pairs = zip(a.tensor_split(stops, 1)[:-1], b.tensor_split(stops, 0)[:-1], strict=True)
+        return torch.stack([x @ y for x, y in pairs])
+    if b.dim() == 3:
+        *parts, rest = a.tensor_split(stops)
+        made = [x @ y for x, y in zip(parts, b, strict=True)]
+        return torch.cat([*made, rest.new_zeros(rest.shape[0], b.shape[2])])
+    *parts, rest = b.tensor_split(stops, 1)
+    made = [x @ y for x, y in zip(a, parts, strict=True)]
+    return torch.cat([*made, rest.new_zeros(a.shape[1], rest.shape[1])], 1)
+
+
 OPERATORS = (
+    # Rows in groups, each with a matrix of its own; group e ends before row ends[e].
+    Operator(
+        "grouped_product",
+        ("x", "w", "ends"),
+        "y[s, o] = sum(i, e) x[s, i] * w[e, i, o] * f(ends[:])[s, e]",
+        lambda node, names: f"grouped_product({', '.join(names)})",  # a helper of the program
+        saved=("x", "w", "ends"),
+        saved_for=(("x", "w"), ("w", "x")),
+        flops=_grouped_work,
+        matmul=True,
+        reference=lambda node, x: grouped_product(*x),
+        captures="transformers::grouped_mm_fallback",
+    ),
     Operator(
         "linear",
         ("x", "w", "bias"),

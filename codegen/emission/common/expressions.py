@@ -369,12 +369,18 @@ def _recurrent(call: OperatorCall, names: Sequence[str]) -> str:
     return f"recurrent({', '.join([*arguments, *(f'{name}=True' for name, given in flags.items() if given)])})"
 
 
+def _grouped_product(call: OperatorCall, names: Sequence[str]) -> str:
+    call.used.helpers.add("grouped_product")
+    return registered(call, names)
+
+
 RULES: dict[str, Rule] = {
     **losses.RULES,
     **regathered_weights.RULES,
     **dict.fromkeys(_HELPERS, _lookup),
     **dict.fromkeys(("conv", "conv_transpose", "group_norm"), _grouped),
     "scatter_add": _scatter_add,
+    "grouped_product": _grouped_product,
     **dict.fromkeys(("lstm", "gru", "rnn"), _recurrent),
     "moments": _moments,
     "batch_norm": _batch_norm,

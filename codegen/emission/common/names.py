@@ -37,6 +37,7 @@ GENERIC = {
     "index": "picked",
     **dict.fromkeys(("topk", "argsort", "cummax", "cummin", "argmax", "argmin", "kthvalue", "mode"), "places"),
     **dict.fromkeys(("lstm", "gru", "rnn"), "hidden"),
+    "grouped_product": "product",
     "scatter_add": "sums",
     "scatter": "written",
     "scatter_reduce": "reduced",

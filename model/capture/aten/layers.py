@@ -162,7 +162,15 @@ def _attention(t: T, a: A) -> Value:
     return t.add("matmul", weights, v)
 
 
+def _grouped_product(t: T, a: A) -> Value:
+    x, w = a["self"], a["mat2"]
+    if a["offs"] is None or len(t.shape(x)) != 2 or len(t.shape(w)) != 3 or a.get("bias") is not None:
+        return t.no("only rows in groups, times a matrix for each group, without a bias")
+    return t.to(t.add("grouped_product", x, w, a["offs"], dtype=t.at(x).dtype), t.like.dtype)
+
+
 TABLE: dict[str, Rule] = {
+    "_grouped_mm": _grouped_product,
     "sum": _reduce("sum"),
     "mean": _reduce("mean"),
     "amax": _reduce("amax"),

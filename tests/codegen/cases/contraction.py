@@ -21,7 +21,14 @@ def einsum(equation: str, a: tuple[int, ...], c: tuple[int, ...], y: tuple[int, 
     return lambda b: b.add("einsum", leaf(b, *a), weight(b, *c), shape=y, equation=equation)
 
 
+def in_groups(b: Builder) -> int:
+    """Rows of three groups, of which one is empty, and a row of none."""
+    ends = b.add("constant", shape=(3,), dtype="int32", name="ends", values=(2, 2, 5))
+    return b.add("grouped_product", leaf(b, BATCH, 4), weight(b, 3, 4, 5), ends, shape=(BATCH, 5))
+
+
 CASES: Cases = {
+    "grouped_product": (in_groups,),
     "linear": (linear(bias=True), linear(bias=False)),
     "linear_relu": (
         linear(bias=True, op="linear_relu"),
