@@ -43,6 +43,9 @@ class Write:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        words = (self.dtype, *(word for call, given in self.calls for word in (call, *given) if isinstance(word, str)))
+        if not all(word.isidentifier() for word in words):  # they become text of a program
+            raise PartitaError(f"initial values of {self.name!r}: {' '.join(words)!r}")
         count = KINDS.get(self.kind, -1)
         if len(self.numbers) != (prod(self.shape) if count is None else count):
             raise PartitaError(f"initial values of {self.name!r}: {self.kind!r} of {self.numbers}")

@@ -1,5 +1,6 @@
 """What a constructor has written into memory, as far as ranks can do it by rows: drawn, filled, copied, changed."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -239,6 +240,8 @@ class Contents:
             numbers, calls = piece.numbers, piece.calls
             if not piece.random:
                 numbers, calls = (_folded(piece),), ()
+                if not math.isfinite(numbers[0]):
+                    return None
             elif piece.dtype == torch.float32 and piece.count >= SERIAL:
                 numbers = tuple(map(shortest, numbers))  # torch computes with these
             write = Write(

@@ -34,12 +34,17 @@ def constructed(build: Callable[[], nn.Module], shapes: Mapping[str, Sequence[in
 
     Some may be left out. The state of torch's generator is kept.
     """
-    try:
-        return _recorded(build, shapes, seed, FakeTensorMode(allow_non_fake_inputs=True))
-    except Exception:  # of a constructor that needs values, such as of numpy
-        if 4 * sum(map(prod, shapes.values())) > MOST_BYTES:
-            return InitialValues()
-        return _recorded(build, shapes, seed, None)
+    best = InitialValues()
+    small = 4 * sum(map(prod, shapes.values())) <= MOST_BYTES
+    for fake in (FakeTensorMode(allow_non_fake_inputs=True), *([None] if small else [])):
+        try:
+            found = _recorded(build, shapes, seed, fake)
+        except Exception:  # whatever a constructor raises; the program then asks for a checkpoint
+            continue
+        best = max(best, found, key=lambda each: len(each.names))
+        if best.names >= shapes.keys():
+            break
+    return best
 
 
 def _recorded(

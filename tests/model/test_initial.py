@@ -159,6 +159,26 @@ def test_a_constructor_that_needs_values_runs_with_memory() -> None:
     assert begins(Table).stored == ("scaled",)
 
 
+def test_draws_of_unknown_count_are_made_with_memory() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Linear(8, 8)
+            self.register_buffer("order", torch.randperm(80))
+            self.after = nn.Linear(8, 9)
+
+    assert set(begins(Mixed).stored) == {"order", "after.weight"}  # and nine biases are listed
+
+
+def test_what_is_not_finite_is_stored() -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.full((9, 9), -torch.inf))
+
+    assert begins(Causal).stored == ("mask",)
+
+
 def test_values_of_a_live_module() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2, device="meta"))
     initial = values_of(module, {"0.weight", "1.weight"})
