@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
+import partita
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.planner.plan_graph import plan_graph
@@ -260,6 +261,33 @@ def test_weights_come_and_go_in_any_format(force: Force, tmp_path: Path) -> None
         "shape": [36, 12],
         "data_offsets": header["qkv.weight"]["data_offsets"],
     }
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.linspace(0, 1, 8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) * self.scale).square().mean()
+
+
+def test_a_buffer_that_the_module_does_not_save_keeps_its_value(tmp_path: Path) -> None:
+    module = Scaled()
+    partita.optimize(module, {"x": torch.zeros(4, 8)}, Machine.adhoc((2,))).save(tmp_path)
+    program = load_program(tmp_path / "program.py")
+
+    def work(_: int) -> dict[str, Tensor]:
+        mesh = program.Mesh()
+        model = program.Model(mesh, dtype=torch.float32)
+        program.initialize(model)
+        program.load(model, {name: x + 1 for name, x in module.state_dict().items()}, mesh)
+        return dict(program.whole_weights(model, mesh))
+
+    found = run_threads(work, 2)[0]
+    assert torch.equal(found["scale"], torch.linspace(0, 1, 8))
+    assert torch.equal(found["inner.weight"], module.inner.weight + 1)
 
 
 def test_hand_written_plans(tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ def _pipeline_imports(e: Emission) -> list[str]:
     return ["from torch.autograd.graph import GradientEdge"] if e.pipeline and e.pipeline["split"] else []
 
 
+def _buffers(e: Emission) -> list[str]:
+    """Names of buffers whose initial values are known: a checkpoint may lack them, as modules need not save them."""
+    names = {name for plan in e.stages for i in plan.graph.of("buffer") for name in plan.graph.nodes[i].originals}
+    return sorted(names) if e.plan.initial and names <= e.plan.initial.names else []
+
+
+def _buffer_constants(e: Emission) -> list[str]:
+    quoted = ", ".join(f'"{name}"' for name in _buffers(e))
+    return wrap(f"BUFFERS = {{{quoted}}}", 0) if quoted else []
+
+
 def _initialize(e: Emission) -> Context:
     storage = e.storage
     given = initial.context(e.plan.initial, [plan.graph for plan in e.stages], pieces=storage.cut)
@@ -158,6 +169,7 @@ def _initialize(e: Emission) -> Context:
 def _checkpoint(e: Emission) -> Context:
     storage = e.storage
     return {
+        "buffers": bool(_buffers(e)),
         "aliases": e.plan.graph.aliases,
         "joined": storage.joined,
         "cut": storage.cut,
@@ -214,7 +226,7 @@ def _step(e: Emission) -> Context:
 def _training_state(e: Emission) -> Context:
     """What ranks hold of weights and states, by block of the original tensors."""
     shares = e.synchronization.sharded
-    return {**_optimizer(e), "shares": shares, "blocks": e.storage.cut or shares}
+    return {**_optimizer(e), "shares": shares, "blocks": e.storage.cut or shares, "buffers": bool(_buffers(e))}
 
 
 def _training_state_imports(e: Emission) -> list[str]:
@@ -275,6 +287,7 @@ def _main(e: Emission) -> Context:
         "samples": sample_lines(e.plan.graph, e.plan.batch) is not None,
         "overlaps_steps": e.pipeline is not None and e.pipeline["stale"],
         "builds_on_device": True,
+        "buffers": bool(_buffers(e)),
         "rank": "dist.get_rank()",
     }
 
@@ -314,7 +327,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
         constants=lambda e: initial.constants(e.plan.initial),
     ),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
-    Feature("checkpoint.jinja", _checkpoint),
+    Feature("checkpoint.jinja", _checkpoint, constants=_buffer_constants),
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("bucket.jinja", _optimizer_in_place),
