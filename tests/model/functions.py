@@ -135,6 +135,7 @@ def scattered(x: Tensor) -> tuple[Tensor, ...]:
     y[:, both[0], both[1]] = x[:, 0, :2]
     y[both[0], :, both[1]] += x[0, 0, :5]
     z[x[..., 0] > 0] = 0.5
+    written = written.index_fill(2, at, x[0, 0, 0])  # an id twice
     return sums, means + extremes, written, y, z.masked_scatter(x[..., :1] > 0, x.exp())
 
 

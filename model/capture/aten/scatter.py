@@ -134,9 +134,15 @@ def _index_fill(t: T, a: A) -> Value:
         return None
     (x, dim, ids), value = found, a["value"]
     number = t.number(value)
-    s = [t.at(ids).numel if d == dim else n for d, n in enumerate(t.shape(x))]
-    filling = value if number is None else t.full(number, (), t.at(x).dtype)
-    return _written(t, x, dim, ids, t.expand(filling, s))
+    if number is not None:
+        s = [t.at(ids).numel if d == dim else n for d, n in enumerate(t.shape(x))]
+        return _written(t, x, dim, ids, t.expand(t.full(number, (), t.at(x).dtype), s))
+    # An id that occurs twice must not give the value's gradient twice.
+    shape = [n if d == dim else 1 for d, n in enumerate(t.shape(x))]
+    ones = t.full(1.0, t.shape(ids), "float32")
+    counts = t.add("scatter_add", ids, ones, shape=shape, dtype="float32", dim=dim)
+    filled = t.add("compare", counts, shape=shape, dtype="bool", relation="gt", value=0)
+    return t.add("where", filled, t.to(value, t.at(x).dtype), x, shape=t.shape(x), dtype=t.at(x).dtype)
 
 
 def _index_put(t: T, a: A) -> Value:
