@@ -47,7 +47,7 @@ def test_buffers_change(judge: Judge, force: Force) -> None:
     graph = capture(module, (X,))
     (store,) = (graph.nodes[i] for i in graph.of("store"))
     assert len(store.inputs) == 1 + 2 * 5  # also the two vectors of the spectral norm
-    for sizes in ((2,), (3,), (2, 2)):
+    for sizes in ((3,), (2, 2)):
         judge(force(graph, sizes, rng, None, 1, "adamw"))
     plan = optimize(module, (X,), Machine.adhoc((2,)), batch=6)
     assert plan.verify()["ok"] and plan.micro_batches == 1

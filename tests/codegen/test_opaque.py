@@ -23,16 +23,12 @@ Force = Callable[..., Any]
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "cdist": lambda x: torch.cdist(x, 2 * x[:, :3] + 1),
-    "solve": lambda x: torch.linalg.solve(x @ x.mT + torch.eye(5), x),
-    "cholesky": lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(5)),
     "svdvals": lambda x: torch.linalg.svdvals(x),
     "grid_sample": lambda x: nn.functional.grid_sample(
         x.unflatten(2, (2, 3)).transpose(1, 2), x[..., None, :2].tanh(), align_corners=False
     ),
     "renorm": lambda x: torch.renorm(x, 2, 2, 0.5),
-    "ndtri": lambda x: torch.special.ndtri(x.sigmoid()),
     "nansum": lambda x: torch.nansum(x, 1),
-    "unfold": lambda x: x.unfold(1, 3, 2),
 }
 
 
@@ -111,8 +107,7 @@ def test_custom_functions(judge: Judge, force: Force) -> None:
     graph = capture(Functions(), (torch.zeros(6, 5, 6),), loss="projection")
     titles = {graph.nodes[i]["title"]: graph.nodes[i]["linear"] for i in graph.of("function")}
     assert titles == {"Clipped": False, "Scaled": True, "Waves": True}
-    for sizes in ((2,), (3,), (2, 2)):
-        judge(force(graph, sizes, rng, None, rng.choice((1, 2)), "adamw"))
+    judge(force(graph, (3, 2), rng, None, rng.choice((1, 2)), "adamw"))
     plan = optimize(Functions(), (torch.zeros(6, 5, 6),), Machine.adhoc((2,)), batch=6, loss="projection")
     assert plan.verify()["ok"] and "class Scaled(torch.autograd.Function):" in plan.emit()
 
