@@ -166,19 +166,23 @@ def test_batches_of_another_size(force: Force, tmp_path: Path, capfd: pytest.Cap
     assert "-100" not in force(graph_of("classifier"), (2,), random.Random(1)).emit().partition("def fitted")[2][:600]
 
 
-def test_evaluation_with_other_random_numbers_is_refused(force: Force, tmp_path: Path) -> None:
+def test_evaluation_with_other_random_numbers_is_refused(
+    force: Force, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Noisy(Classifier):
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             return super().forward(x + torch.randn_like(x), labels)
 
     batch = data("classifier", SAMPLES)
     program = program_of(force(capture(Noisy(), batch, batch=SAMPLES), (2,), random.Random(3)), tmp_path)
+    state = state_of(materialize(Noisy()))
     with pytest.raises(RankError):
-        run_threads(lambda _: program.build()[1].eval(), 2, timeout=60)
+        run_threads(lambda _: program.build(state)[1].eval(), 2, timeout=60)
+    assert "random numbers besides dropout" in capfd.readouterr().err
 
 
 def _step(program: ModuleType, inputs: Mapping[str, Tensor]) -> float:
-    mesh, model, optimizer = program.build()
+    mesh, model, optimizer = program.build(state_of(materialize(Words())))
     loss: float = program.train_step(model, optimizer, inputs, mesh, 0)
     return loss
 
