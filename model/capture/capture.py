@@ -11,7 +11,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import _trace
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import is_lazy
 
 from ..errors import PartitaError
@@ -33,6 +35,7 @@ from .merged_lookups import merge_lookups
 from .objective import Loss, Objective, TrainedModule, check_loss, objective
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating, note_calls
+from .source_lines import place_of
 from .translation import Index, Translation, dtype_name
 
 
@@ -91,8 +94,9 @@ _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence these loggers."""
+    """Silence these loggers, and the graph that torch.export prints where it fails."""
     with ExitStack() as silenced:
+        silenced.enter_context(patch.object(_trace, "print", lambda *words, **options: None, create=True))
         for name in _LOUD:
             silenced.enter_context(patch.object(logging.getLogger(name), "disabled", True))
         yield
@@ -120,6 +124,18 @@ def _runs(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, batch
     return True
 
 
+def _not_exported(error: Exception, copied: nn.Module, module: nn.Module) -> PartitaError:
+    """The error for a forward that cannot be exported: what, where, and what to write instead."""
+    place = place_of(error, copied)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return PartitaError(
+            "cannot capture Python code that depends on values of tensors (if, while, assert, float, int, range) "
+            f"{place}; choose with torch.where(condition, a, b), keep numbers as tensors, or decide outside of forward"
+        )
+    reason = str(error).strip().split("\n")[0].rstrip(".")
+    return PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}, {place}")
+
+
 def _export(
     model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int], functions: CustomFunctions
 ) -> tuple[torch.export.ExportedProgram, Objective]:
@@ -140,8 +156,7 @@ def _export(
     except PartitaError:
         raise
     except Exception as error:  # from the user's forward, or what torch.export does not support
-        reason = str(error).strip().split("\n")[0]
-        raise PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}") from error
+        raise _not_exported(error, copied, module) from error
     assert wrapped.found.objective is not None
     return program, wrapped.found.objective
 

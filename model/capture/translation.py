@@ -21,6 +21,7 @@ from ..operators.operator import capturing
 from .decompositions import Decompositions
 from .known_values import KnownValues
 from .memory import Memory, destination, writes
+from .source_lines import source_line
 
 
 class Index(int):
@@ -60,13 +61,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that all shapes can be expanded to."""
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-
-
-def source_line(node: fx.Node) -> str:
-    """The user's line that created this node, the innermost one outside torch: `file.py:12: code`."""
-    lines = re.findall(r'File "(.+?)", line (\d+), in .*\n\s*(.*)', node.stack_trace or "")
-    own = [line for line in lines if "/torch/" not in line[0]] or lines
-    return "{}:{}: {}".format(*own[-1]) if own else "an unknown line"
 
 
 _SAME_ELEMENTS = frozenset([
@@ -409,6 +403,12 @@ class Translation:
             f"cannot capture {problem} in module {self._path or '(the top)'!r}, at {source_line(self._current)}; "
             f"{remedy}"
         )
+
+    def unread(self) -> bool:
+        """True if nothing reads the current call but assertions."""
+        assert self._current is not None
+        packets = (getattr(getattr(user.target, "_schema", None), "name", "") for user in self._current.users)
+        return all(_SILENT.match(packet.rpartition("::")[2]) for packet in packets)
 
     # -- building -----------------------------------------------------------------------------------------------
 

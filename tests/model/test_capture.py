@@ -219,3 +219,50 @@ def test_a_forward_that_fails_is_told_in_one_line_alone(
     assert capfd.readouterr().err == ""
     log.error("still heard")
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["still heard"]
+
+
+def branches(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+class Block(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.call = nn.Linear(4, 4), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (branches, r"values of tensors .* in module '1', at .*test_capture.py:\d+: if x.sum\(\) > 0:; .*torch.where"),
+        (lambda x: x * float(x.sum()), r"in module '1', at .*: .* float\(x.sum\(\)\)"),
+        (lambda x: x @ torch.zeros(7, 7), r"cannot export .* in module '1', at .*test_capture.py:\d+: .*7, 7"),
+        (
+            lambda x: x[:, : x.argmax().item()],
+            r"a Python number .* module '1', at .*test_capture.py.*keep it a tensor",
+        ),
+        (lambda x: F.embedding(x.long(), None), r"in module '1', at .*test_capture.py:\d+: .*F.embedding"),
+    ],
+)
+def test_refusals_name_the_users_line(
+    call: Callable[[Tensor], Tensor], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not torch's, where the error arose, nor that of the caller."""
+    with pytest.raises(PartitaError, match=words):
+        capture(nn.Sequential(nn.Linear(4, 4), Block(call)), (torch.zeros(4, 4),))
+    assert capfd.readouterr().err == ""
+
+
+def test_numbers_that_nothing_reads_are_left_out() -> None:
+    seen = []
+
+    def watched(x: Tensor) -> Tensor:
+        seen.append(x.norm().item())
+        return x
+
+    assert not capture(Block(watched), (torch.zeros(4, 4),)).of("opaque")

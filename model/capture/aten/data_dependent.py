@@ -1,4 +1,4 @@
-"""Operators whose result has a size that depends on the data: refused, each with what to write instead."""
+"""Operators whose result has a size that depends on the data, or is a number: refused, with what to write instead."""
 
 from ..translation import A, Rule, T, Value
 
@@ -10,9 +10,20 @@ def _refused(call: str, instead: str) -> Rule:
     return rule
 
 
+def _number(t: T, a: A) -> Value:
+    """A Python number made of a tensor's value; one that nothing reads, as in a message, is left out."""
+    if t.unread():
+        return []
+    raise t.refusal(
+        "a Python number made of a tensor's value", "keep it a tensor, or give the number to the module as it is built"
+    )
+
+
 _POSITIONS = "compute all entries and choose with torch.where(mask, a, b), or take a fixed number with topk"
 
 TABLE: dict[str, Rule] = {
+    "item": _number,
+    "_local_scalar_dense": _number,
     "nonzero": _refused("nonzero", _POSITIONS),
     "nonzero_numpy": _refused("nonzero", _POSITIONS),
     "argwhere": _refused("argwhere", _POSITIONS),
