@@ -12,11 +12,11 @@ from ..emission.common.defaults import SEED
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...model.capture.objective import Loss
+    from ...model.capture.objective import TrainedModule
 
 
-def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, Loss]:
-    """The graph of a model, and the loss that its factory gives. Raises PartitaError."""
+def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, TrainedModule]:
+    """The graph of a model, and what was captured. Raises PartitaError."""
     from ...model.capture.capture import capture
     from ...model.capture.inputs import parse_batch_dim
     from ...model.capture.load import load_model
@@ -31,7 +31,7 @@ def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, L
         loss=training.loss or built.loss,
         batch_dim=parse_batch_dim(training.batch_dim),
     )
-    return graph, built.loss
+    return graph, built
 
 
 def constructor_values(reference: str, graph: PCG, *, small: bool, sequence: int | None) -> InitialValues:

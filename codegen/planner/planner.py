@@ -49,7 +49,7 @@ def plan(
 
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
     """
-    from ...model.capture.objective import GIVEN
+    from ...model.capture.objective import GIVEN, mode_of
     from ...model.zoo import entry, zoo
 
     start = time.monotonic()
@@ -66,12 +66,13 @@ def plan(
     budget.backend()
     context = Context({}, None, progress, save_network, start)
     context.tell(f"capturing {reference}")
-    graph, loss = captured(reference, training, small=small)
+    graph, built = captured(reference, training, small=small)
     sequence = training.sequence
     if sequence is None and known is not None:
         sequence = known.small_sequence if small else known.sequence
     model = {"reference": reference, "small": small, "sequence": sequence, "batch": training.batch}
-    model |= {"loss": GIVEN} if callable(loss) and not training.loss else {}
+    model["mode"] = mode_of(built.module)
+    model |= {"loss": GIVEN} if callable(built.loss) and not training.loss else {}
     context.tell("recording how its weights begin")
     initial = constructor_values(reference, graph, small=small, sequence=training.sequence)
     context = replace(context, model=model, initial=initial)
@@ -124,7 +125,7 @@ def optimize(
     PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt ended the
     search before any plan was found.
     """
-    from ...model.capture.objective import GIVEN, TrainedModule
+    from ...model.capture.objective import GIVEN, TrainedModule, mode_of
 
     start = time.monotonic()
     tell = print_progress if progress is True else progress or None
@@ -164,7 +165,8 @@ def optimize(
     budget = Budget(
         solver=solver, time_limit=time_limit, gap=gap, workers=workers, executor=executor, store=store_in(cache)
     )
-    model = {"reference": None, "batch": training.batch, **({"loss": GIVEN} if callable(loss) else {})}
+    model = {"reference": None, "batch": training.batch, "mode": mode_of(module)}
+    model |= {"loss": GIVEN} if callable(loss) else {}
     built = TrainedModule(module, inputs, loss)
     context = Context(model, built, tell, start=start, initial=initial)
     return plan_graph(graph, machine, training, space, budget, context)

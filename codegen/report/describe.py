@@ -31,7 +31,7 @@ def describe(plan: Plan) -> str:
 
 def docstring(plan: Plan) -> str:
     """The docstring of the emitted program."""
-    rows = [("mesh", mesh_sentence(plan))]
+    rows = [*_trained(plan), ("mesh", mesh_sentence(plan))]
     if plan.size > 1:
         rows.append(("pipeline", pipeline_sentence(plan)))
     rows += _predicted(plan)
@@ -46,6 +46,24 @@ def docstring(plan: Plan) -> str:
     if opaque := opaque_sentence(plan):
         rows.append(("opaque", opaque))
     return _headed(plan, [*rows, ("batch", _batch_sentence(plan)), ("weights", _weights_sentence(plan))])
+
+
+def _trained(plan: Plan) -> list[Row]:
+    """What differs from training a module by its own loss."""
+    rows = []
+    if plan.graph.of("projection"):
+        rows.append(
+            ("loss", "a random projection of the outputs, to check a module without loss; nothing useful is learnt")
+        )
+    if plan.model.get("mode") in _MODES:
+        rows.append(("mode", _MODES[plan.model["mode"]]))
+    return rows
+
+
+_MODES = {
+    "eval": "evaluation: no dropout, and batch norms that stand still; call train() on the module before planning",
+    "mixed": "parts of the module are in evaluation: they have no dropout, and batch norms that stand still",
+}
 
 
 def _headed(plan: Plan, rows: Iterable[Row]) -> str:

@@ -21,6 +21,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "dtype": plan.dtype,
         "optimizer": plan.optimizer,
         "loss": "projection" if plan.graph.of("projection") else plan.model.get("loss", "module"),
+        "mode": plan.model.get("mode"),
         "micro_batches": plan.micro_batches,
         **{k: report.get(k) for k in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
         "memory_bytes": report.get("memory_bytes"),

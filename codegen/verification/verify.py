@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...model.capture.load import model_of
-from ...model.capture.objective import GIVEN, Loss, TrainedModule
+from ...model.capture.objective import GIVEN, Loss, TrainedModule, mode_of
 from ...model.errors import PartitaError
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import P, is_split
@@ -123,6 +123,12 @@ def _trial(
         for name, write in (target.initial.files() if target.initial else {}).items():
             write(folder / name)
     model = given or plan.module or _seeded(plan.model, load_program(path).SEED)
+    mode = plan.model.get("mode")
+    if mode is not None and mode_of(model.module) != mode:
+        raise PartitaError(
+            f"the plan was made of the module in mode {mode!r}, and it is in mode {mode_of(model.module)!r} now: call "
+            "its train() or eval() first, or plan again"
+        )
     initial = None
     if plan.initial is not None and plan.initial.names >= graph.originals.keys() and not given:
         known = reference.state_of(model.module)

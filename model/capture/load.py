@@ -43,7 +43,7 @@ def load_model(
     (module, inputs), or (module, inputs, loss) with a function of the module's output (see `objective`). It runs with
     `device` as the default device: on meta weights take no memory, on cpu buffers have values. A factory that fails on
     meta, since it needs values, runs on the CPU. Raises PartitaError if there is no factory or no such model, or it
-    fails, or returns something else.
+    fails, or returns something else. The module of a factory stays in the mode that it has (`Module.train`).
     """
     if ":" not in reference and not reference.endswith(".py"):
         from ..zoo import build
@@ -127,7 +127,7 @@ def _call(
         inputs = (inputs,)
     if not isinstance(inputs, tuple | list | Mapping):
         raise PartitaError(f"{reference} must return its example inputs as a tuple or a dict, not {_describe(inputs)}")
-    return TrainedModule(module.train(), inputs, loss)
+    return TrainedModule(module, inputs, loss)
 
 
 def _describe(value: Any) -> str:

@@ -27,6 +27,12 @@ class TrainedModule(NamedTuple):
     loss: Loss = None
 
 
+def mode_of(module: nn.Module) -> str:
+    """`train` or `eval`, as `Module.train` and `Module.eval` set it; `mixed` if its parts differ."""
+    modes = {part.training for part in module.modules()}
+    return "mixed" if len(modes) > 1 else "train" if modes.pop() else "eval"
+
+
 @dataclass(frozen=True)
 class Objective:
     """What is minimized: a loss, or the `projected` tensors; `words` say which output that is."""

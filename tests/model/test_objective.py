@@ -174,3 +174,53 @@ def test_a_factory_says_which(tmp_path: Path) -> None:
     assert "projection" in verify(tmp_path / "plan", steps=1)["objective"]
     with pytest.raises(PartitaError, match="--loss 'mean': choose from projection"):
         made("both", loss="mean")
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(x)).square().mean()
+
+
+def test_the_mode_is_the_modules_own(tmp_path: Path) -> None:
+    """From Python and from a file alike; verify refuses another one."""
+    from partita.codegen.planner.planner import plan
+    from partita.formulation.search_space import SearchSpace
+    from partita.model.machine.machine_choice import MachineChoice
+    from partita.solvers.budget import Budget
+
+    frozen = Dropping()
+    frozen.norm.eval()
+    machine, inputs = Machine.adhoc((2,)), (torch.zeros(6, 4),)
+    for mode, module in {"train": Dropping(), "eval": Dropping().eval(), "mixed": frozen}.items():
+        made = optimize(module, inputs, machine, cache="none")
+        assert made.summary()["mode"] == made.model["mode"] == mode and made.verify()["ok"]
+        assert len(made.graph.of("dropout")) == (mode != "eval")
+        assert ("evaluation" in str(made)) == ("evaluation" in made.emit()) == (mode != "train")
+        with pytest.raises(PartitaError, match=f"made of the module in mode '{mode}'"):
+            verify(made, module=Dropping().eval() if mode == "train" else Dropping(), inputs=inputs)
+    (tmp_path / "mine.py").write_text(MODES)
+    for mode, name in {"train": "made", "eval": "pretrained"}.items():
+        reference = f"{tmp_path}/mine.py:{name}"
+        planned = plan(reference, MachineChoice(hierarchy=(2,)), {"batch": 4}, SearchSpace(), Budget(workers=1))
+        assert planned.model["mode"] == mode and planned.verify()["ok"]
+
+
+MODES = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+def made():
+    return Net(nn.Linear(4, 4), nn.Dropout(0.5)), (torch.zeros(4, 4),)
+
+def pretrained():
+    module, inputs = made()
+    return module.eval(), inputs
+"""
