@@ -199,7 +199,7 @@ def test_the_mode_is_the_modules_own(tmp_path: Path) -> None:
         made = optimize(module, inputs, machine, cache="none")
         assert made.summary()["mode"] == made.model["mode"] == mode and made.verify()["ok"]
         assert len(made.graph.of("dropout")) == (mode != "eval")
-        assert ("evaluation" in str(made)) == ("evaluation" in made.emit()) == (mode != "train")
+        assert ("\n    mode  " in str(made)) == ("\n    mode  " in made.emit()) == (mode != "train")
         with pytest.raises(PartitaError, match=f"made of the module in mode '{mode}'"):
             verify(made, module=Dropping().eval() if mode == "train" else Dropping(), inputs=inputs)
     (tmp_path / "mine.py").write_text(MODES)
