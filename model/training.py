@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from .errors import PartitaError
 from .graph.buffer_updates import STATISTICS
 from .machine.precision import PRECISIONS
 from .optimizers import OPTIMIZERS
 from .options import check_choice, check_count, option
+
+BatchDim: TypeAlias = int | Mapping[str, int | None] | None
+"""The dim of every input that counts samples; or by the name of the input, None for one without; or None: guess."""
 
 PROJECTION = "projection"
 """The name of the objective of a module without loss: its outputs, projected on fixed noise."""
@@ -24,6 +28,30 @@ def check_loss_name(loss: str | None) -> None:
 
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", *(name for name in PRECISIONS if "-" in name))
+
+
+def parse_batch_dim(text: str | None) -> BatchDim:
+    """The value of `--batch-dim`: a number, or numbers by name, `none` for an input without samples.
+
+    >>> parse_batch_dim("1")
+    1
+    >>> parse_batch_dim("source=1, mask=none")
+    {'source': 1, 'mask': None}
+    """
+    if text is None:
+        return None
+    found: dict[str, int | None] = {}
+    try:
+        if "=" not in text:
+            return int(text)
+        for part in text.split(","):
+            name, _, dim = (word.strip() for word in part.partition("="))
+            if not name:
+                raise ValueError
+            found[name] = None if dim == "none" else int(dim)
+    except ValueError:
+        raise PartitaError(f"--batch-dim {text!r}: a dim is needed, or name=dim,name=none") from None
+    return found
 
 
 def dtype_names(dtypes: str | Sequence[str]) -> str:
@@ -92,6 +120,7 @@ class Training:
         check_choice("--optimizer", self.optimizer, OPTIMIZERS)
         check_choice("--statistics", self.statistics, STATISTICS)
         check_loss_name(self.loss)
+        parse_batch_dim(self.batch_dim)
 
     def each_dtype(self) -> tuple[Training, ...]:
         """This training in each of its dtypes."""

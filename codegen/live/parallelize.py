@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...model.capture.capture import without_memory
+from ...model.capture.exporting import without_memory
 from ...model.capture.objective import GIVEN, Loss
 from ...model.errors import PartitaError
 from ...model.graph.sparse_tables import sparse_tables

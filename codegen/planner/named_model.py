@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
-from ...model.training import Training
+from ...model.training import Training, parse_batch_dim
 from ..emission.common.defaults import SEED
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, TrainedModule]:
     """The graph of a model, and what was captured. Raises PartitaError."""
     from ...model.capture.capture import capture
-    from ...model.capture.inputs import parse_batch_dim
     from ...model.capture.load import load_model
 
     built = load_model(reference, small=small, sequence=training.sequence)

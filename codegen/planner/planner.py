@@ -17,7 +17,7 @@ from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
 from ...model.machine.machine import Machine
 from ...model.machine.machine_choice import MachineChoice
-from ...model.training import Training, dtype_names
+from ...model.training import BatchDim, Training, dtype_names
 from ...solvers.budget import Budget
 from ...solvers.cache.store import Store, store_in
 from ..plan.plan import Plan
@@ -29,7 +29,6 @@ from .problem import check_early
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...model.capture.inputs import BatchDim
     from ...model.capture.objective import Loss
 
 

@@ -3,17 +3,17 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
+from ..training import BatchDim
 from .collated import check_names, plain_inputs
 
-BatchDim: TypeAlias = int | Mapping[str, int | None] | None
-"""The dim of every input that counts samples; or by the name of the input, None for one without; or None: guess."""
+__all__ = ["BatchDim", "Inputs", "bound_leaves"]
 
 
 @dataclass(frozen=True)
@@ -117,30 +117,6 @@ def _said(names: Sequence[str], tensors: Sequence[torch.Tensor], batch_dim: Batc
                 "None for inputs without samples"
             )
     return {i: dim if dim is None or dim >= 0 else dim + tensors[i].dim() for i, dim in given.items()}
-
-
-def parse_batch_dim(text: str | None) -> BatchDim:
-    """The value of `--batch-dim`: a number, or numbers by name, `none` for an input without samples.
-
-    >>> parse_batch_dim("1")
-    1
-    >>> parse_batch_dim("source=1, mask=none")
-    {'source': 1, 'mask': None}
-    """
-    if text is None:
-        return None
-    found: dict[str, int | None] = {}
-    try:
-        if "=" not in text:
-            return int(text)
-        for part in text.split(","):
-            name, _, dim = (word.strip() for word in part.partition("="))
-            if not name:
-                raise ValueError
-            found[name] = None if dim == "none" else int(dim)
-    except ValueError:
-        raise PartitaError(f"--batch-dim {text!r}: a dim is needed, or name=dim,name=none") from None
-    return found
 
 
 def _name(path: Sequence[Any]) -> str:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from partita.codegen.planner.planner import optimize
 from partita.codegen.verification.verify import verify
 from partita.model.capture.capture import capture
-from partita.model.capture.inputs import parse_batch_dim
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import Machine
+from partita.model.training import parse_batch_dim
 
 PLACES = 5
 
