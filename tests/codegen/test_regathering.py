@@ -28,6 +28,7 @@ from partita.codegen.verification.worker import load_program
 from partita.formulation.placement.placement import Placement
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.strategies.strategy import rows
+from partita.model.capture.objective import TrainedModule
 from partita.model.graph.atoms import atoms
 from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, R, S
@@ -201,7 +202,7 @@ def test_space_time_plans_keep_no_weight_either(tmp_path: Path, monkeypatch: pyt
     plan = space_time(graph, optimizer="sgd")
     path = tmp_path / "program.py"
     plan.emit(path)
-    verdict = run([trial(path, plan.pcg, (module, inputs), 2, 4, "sgd")])[0]
+    verdict = run([trial(path, plan.pcg, TrainedModule(module, inputs), 2, 4, "sgd")])[0]
     assert verdict["ok"], verdict
 
     program, marked, names = load_program(path), list[bool](), list[str]()

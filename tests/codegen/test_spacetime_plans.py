@@ -26,6 +26,7 @@ from partita.formulation.spacetime.order import PlanConflict
 from partita.formulation.spacetime.stages import evenly, layers, passes, stages
 from partita.formulation.spacetime.tasks import tasks
 from partita.model.capture.load import import_file
+from partita.model.capture.objective import TrainedModule
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
@@ -91,8 +92,9 @@ def judged(name: str, folder: Path, model: str = "", devices: int = 0) -> Trial:
     key = model or module_of(name).MODEL, plan.pcg.batch
     if key not in _TRUTHS:
         module, inputs, _ = captured(key[0])
+        model_of = TrainedModule(module, inputs)
         batch, optimizer = plan.pcg.batch, plan.optimizer
-        _TRUTHS[key] = trial(path, plan.pcg, (module, inputs), plan.ranks, batch, optimizer=optimizer, steps=STEPS)
+        _TRUTHS[key] = trial(path, plan.pcg, model_of, plan.ranks, batch, optimizer=optimizer, steps=STEPS)
     return replace(_TRUTHS[key], path=path, ranks=plan.ranks)
 
 

@@ -318,7 +318,7 @@ def test_a_plan_is_verified_as_it_was_saved(tmp_path: Path) -> None:
     plan.save(tmp_path)
     assert verify(tmp_path)["ok"]
     program = tmp_path / "program.py"
-    program.write_text(program.read_text().replace("return total.item()", "return total.item() + 1e-8"))
+    program.write_text(program.read_text().replace("return loss.item()", "return loss.item() + 1e-8"))
     for target in (tmp_path, tmp_path / "plan.json"):  # the file in the folder is run, not what would be emitted now
         verdict = verify(target)
         assert not verdict["ok"] and verdict["program"] == str(program)
