@@ -10,7 +10,7 @@ from torch import Tensor
 from .dtypes import FLOATS
 from .pcg import Attribute, Node
 
-PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip"])
+PASSING = frozenset(["view", "permute", "slice", "expand", "contiguous", "to", "cat", "detach", "roll", "flip", "pad"])
 UNKNOWN = 2
 """Assumed bound of integers where nothing tells: truth values."""
 

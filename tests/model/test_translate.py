@@ -150,6 +150,22 @@ def test_embedding_bags(agrees: Any) -> None:
     assert [len(graph.nodes[i].inputs) for i in graph.of("embedding_bag")] == [2, 3]
 
 
+def test_padded_labels_keep_their_range() -> None:
+    """As transformers shifts labels: padded with what does not count, then sliced."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(3, 7)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
+            return F.cross_entropy(self.scores(x).flatten(0, 1), shifted.flatten())
+
+    graph = capture(Shifted(), (torch.zeros(4, 5, 3), torch.zeros(4, 5, dtype=torch.int64)))
+    assert [graph.nodes[i].get("high") for i in graph.of("input")] == [None, 7]
+
+
 class Conv1D(nn.Module):
     """Hugging Face's transposed linear layer."""
 
