@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..errors import PartitaError
 from ..graph.builder import Builder
@@ -154,7 +155,13 @@ class Translation:
 
     def _step(self, node: fx.Node) -> None:
         """Translate one call."""
-        self.values[node] = self._call(node)
+        try:
+            self.values[node] = self._call(node)
+        except GuardOnDataDependentSymNode as error:
+            raise self.refusal(
+                f"operator {node.target} (a size depends on values of tensors)",
+                "give sizes as Python numbers, or mask what does not count",
+            ) from error
         same: Any = destination(node) if writes(node) else None
         if node.target is python.getitem:
             call: Any = node.args[0]

@@ -338,3 +338,16 @@ def unrecorded(x: Tensor) -> Tensor:
 def test_writes_that_autograd_does_not_see(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(PartitaError, match=rf"write in place.*{words}.*functions.py:\d+: return"):
         capture(Lambda(function), (X,), loss="projection")
+
+
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, at: Tensor) -> Tensor:
+            return torch.tensor_split(self.scores(x), at, dim=1)[0].sum()
+
+    with pytest.raises(PartitaError, match=r"tensor_split.*a size depends on values.*test_translate\.py:\d+"):
+        capture(Cut(), (torch.zeros(4, 4), torch.tensor([1, 2])))
