@@ -100,6 +100,8 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
         "sequence": model.get("sequence"),
         "dtype": problem.training.dtype,
         "optimizer": problem.training.optimizer,
+        "loss": "projection" if problem.pcg.of("projection") else model.get("loss", "module"),
+        "mode": model.get("mode"),
         "micro_batches": None,
         **{key: searched.get(key) for key in ("status", "objective_ns", "bound_ns", "gap", "proof", "seconds")},
         "memory_bytes": None,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .beginnings import begun
 from .test_emit import layers, megatron
 
 RUN = """
@@ -31,7 +32,7 @@ print(counters["stats"]["unique_graphs"], len(counters["graph_break"]))
 
 
 def test_blocks_compile_without_breaks(tmp_path: Path) -> None:
-    megatron(layers(), micro=1).emit(tmp_path / "program.py")
+    begun(megatron(layers(), micro=1)).emit(tmp_path / "program.py")
     done = subprocess.run([sys.executable, "-c", RUN, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     graphs, breaks = map(int, done.stdout.split())

@@ -15,6 +15,7 @@ from partita.codegen.planner.rewritten_graph import taken_graph
 from partita.formulation.rewriting.saturate import rewritings
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.substitution.rule_file import load_rules
+from partita.model.capture.objective import TrainedModule
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 from partita.solvers.proof.rewriting_rules import rewriting_rules
@@ -51,7 +52,7 @@ def test_enlarged_weights_train_as_before(levels: tuple[int, ...]) -> None:
         Machine.adhoc(levels),
         Training(12, "float32", "sgd"),
         SearchSpace(stages=1),
-        context=Context(module=(module, (x,))),
+        context=Context(module=TrainedModule(module, (x,))),
     )
     verdict = plan.verify()
     assert verdict["ok"], verdict

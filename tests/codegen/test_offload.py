@@ -219,7 +219,7 @@ def test_gradients_in_shards_are_never_kept_whole(tmp_path: Path) -> None:
     scattered = {n.name for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if c.sharded_gradients}
 
     share, models = program.share, dict[int, Any]()
-    program.share = lambda inputs, mesh, m: look(mesh, m) or share(inputs, mesh, m)  # type: ignore[func-returns-value]
+    program.share = lambda inputs, mesh, m, *local: look(mesh, m) or share(inputs, mesh, m, *local)  # type: ignore[func-returns-value]
 
     def look(mesh: Any, micro_batch: int) -> None:
         """Before a micro-batch: what the ones before it have left."""
@@ -307,17 +307,17 @@ def test_the_host_takes_what_fits_nowhere_else() -> None:
     """Only where nothing fits without, or wherever it is asked for; a plan without is never worse than one with."""
     module, inputs = linear()
     options: dict[str, Any] = {"mesh": (2,), "micro_batches": 1}
-    ample = partita.optimize(module, inputs, cramped(2.0), **options)
+    ample = partita.optimize(module, inputs, cramped(2.0), loss="projection", **options)
     assert not any(c.offloaded for c in ample.choices) and "offload" not in ample.report["space"]
-    tight = partita.optimize(module, inputs, cramped(0.4))
+    tight = partita.optimize(module, inputs, cramped(0.4), loss="projection")
     assert any(c.offloaded for stage in tight.stages for c in stage.choices) and tight.report["space"]["offload"]
     assert tight.report["memory_bytes"] <= tight.machine.device.capacity_bytes
     assert tight.report["objective_ns"] > ample.report["objective_ns"] and tight.verify()["ok"]
     with pytest.raises(PartitaError, match="fits no placement"):
-        partita.optimize(module, inputs, cramped(0.4), offload=False)
+        partita.optimize(module, inputs, cramped(0.4), loss="projection", offload=False)
     with pytest.raises(PartitaError, match="it fits without the options that narrow the search, or perhaps with --off"):
-        partita.optimize(module, inputs, cramped(0.62), **options)
-    asked = partita.optimize(module, inputs, cramped(2.0), offload=True, **options)
+        partita.optimize(module, inputs, cramped(0.62), loss="projection", **options)
+    asked = partita.optimize(module, inputs, cramped(2.0), loss="projection", offload=True, **options)
     assert asked.report["objective_ns"] == ample.report["objective_ns"]
 
 
@@ -325,26 +325,40 @@ def test_the_fastest_of_several_dtypes() -> None:
     """One search each: the best of them, with what is proved of all; the first named of those that are equal."""
     module, inputs = linear()
     machine, dtypes = Machine.adhoc((2,)), ("float32", "bfloat16", "mixed-bfloat16-bf16grad", "pure-bfloat16")
-    single = {d: partita.optimize(module, inputs, machine, dtype=d, micro_batches=1) for d in dtypes}
-    both = partita.optimize(module, inputs, machine, dtype=dtypes, micro_batches=1)
+    single = {
+        d: partita.optimize(module, inputs, machine, loss="projection", dtype=d, micro_batches=1)
+        for d in dtypes
+    }
+    both = partita.optimize(module, inputs, machine, loss="projection", dtype=dtypes, micro_batches=1)
     best = min(single.values(), key=lambda plan: plan.report["objective_ns"])
     assert (both.dtype, both.report["objective_ns"]) == (best.dtype, best.report["objective_ns"])
     assert (both.report["status"], both.report["gap"]) == ("optimal", 0.0)
     told = both.report["space"]["ways"]
     assert [x["dtype"] for x in told] == ["float32", "mixed-bfloat16", *dtypes[2:]]
     assert all(x["bound_ns"] >= both.report["bound_ns"] for x in told)
-    again = partita.optimize(module, inputs, machine, dtype=dtypes[::-1], micro_batches=1)
+    again = partita.optimize(module, inputs, machine, loss="projection", dtype=dtypes[::-1], micro_batches=1)
     assert again.dtype == best.dtype and again.report["space"]["ways"][-1]["status"] == "worse"
-    assert partita.optimize(module, inputs, machine, dtype="float32,float32", micro_batches=1).dtype == "float32"
+    assert (
+        partita.optimize(
+            module, inputs, machine, loss="projection", dtype="float32,float32", micro_batches=1
+        ).dtype
+        == "float32"
+    )
 
 
 def test_dtypes_that_do_not_fit_are_passed_over() -> None:
     module, inputs = linear()
     options: dict[str, Any] = {"mesh": (2,), "micro_batches": 1, "offload": False}
-    plan = partita.optimize(module, inputs, cramped(0.45), dtype=["float32", "pure-bfloat16"], **options)
+    plan = partita.optimize(
+        module, inputs, cramped(0.45), loss="projection", dtype=["float32", "pure-bfloat16"], **options
+    )
     assert plan.dtype == "pure-bfloat16"
     assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"]
     with pytest.raises(PartitaError, match="fits no placement"):
-        partita.optimize(module, inputs, cramped(0.05), dtype=["float32", "pure-bfloat16"], **options)
+        partita.optimize(
+            module, inputs, cramped(0.05), loss="projection", dtype=["float32", "pure-bfloat16"], **options
+        )
     with pytest.raises(PartitaError, match="dtype 'float8': choose from"):
-        partita.optimize(module, inputs, cramped(2.0), dtype=["float32", "float8"], **options)
+        partita.optimize(
+            module, inputs, cramped(2.0), loss="projection", dtype=["float32", "float8"], **options
+        )
