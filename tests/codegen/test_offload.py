@@ -325,10 +325,7 @@ def test_the_fastest_of_several_dtypes() -> None:
     """One search each: the best of them, with what is proved of all; the first named of those that are equal."""
     module, inputs = linear()
     machine, dtypes = Machine.adhoc((2,)), ("float32", "bfloat16", "mixed-bfloat16-bf16grad", "pure-bfloat16")
-    single = {
-        d: partita.optimize(module, inputs, machine, loss="projection", dtype=d, micro_batches=1)
-        for d in dtypes
-    }
+    single = {d: partita.optimize(module, inputs, machine, loss="projection", dtype=d, micro_batches=1) for d in dtypes}
     both = partita.optimize(module, inputs, machine, loss="projection", dtype=dtypes, micro_batches=1)
     best = min(single.values(), key=lambda plan: plan.report["objective_ns"])
     assert (both.dtype, both.report["objective_ns"]) == (best.dtype, best.report["objective_ns"])
@@ -339,9 +336,7 @@ def test_the_fastest_of_several_dtypes() -> None:
     again = partita.optimize(module, inputs, machine, loss="projection", dtype=dtypes[::-1], micro_batches=1)
     assert again.dtype == best.dtype and again.report["space"]["ways"][-1]["status"] == "worse"
     assert (
-        partita.optimize(
-            module, inputs, machine, loss="projection", dtype="float32,float32", micro_batches=1
-        ).dtype
+        partita.optimize(module, inputs, machine, loss="projection", dtype="float32,float32", micro_batches=1).dtype
         == "float32"
     )
 
@@ -359,6 +354,4 @@ def test_dtypes_that_do_not_fit_are_passed_over() -> None:
             module, inputs, cramped(0.05), loss="projection", dtype=["float32", "pure-bfloat16"], **options
         )
     with pytest.raises(PartitaError, match="dtype 'float8': choose from"):
-        partita.optimize(
-            module, inputs, cramped(2.0), loss="projection", dtype=["float32", "float8"], **options
-        )
+        partita.optimize(module, inputs, cramped(2.0), loss="projection", dtype=["float32", "float8"], **options)
