@@ -5,7 +5,6 @@ from math import prod
 
 from ..errors import PartitaError
 from ..operators.operator import operator
-from .attributes import check_attributes
 from .buffer_updates import check_updates
 from .dtypes import ITEMSIZE
 from .joined_tables import check_joined
@@ -52,6 +51,8 @@ def verify(pcg: PCG) -> None:
 
 def verify_file(pcg: PCG) -> None:
     """Check a graph from a file before `verify`: kinds of attributes, dtypes, sizes that fit 64 bits, aliases."""
+    from .attributes import check_attributes  # knows operators that import torch
+
     for index, node in enumerate(pcg.nodes):
         where = f"node {index} ({node.op} {node.name!r})"
         try:
