@@ -53,6 +53,7 @@ class _Call:
     count: int
     constants: tuple[tuple[int, Any], ...]
     tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    spelled: str  # the constants as text: 1, 1.0 and True are equal, but not to forward
 
     def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
         given, fixed = iter(tensors), dict(self.constants)
@@ -80,7 +81,7 @@ class CustomFunctions:
             raise PartitaError(f"{place_of(kind)} is called with more than tensors and plain values")
         trained = torch.is_grad_enabled()
         described = tuple((tuple(map(int, t.shape)), t.dtype, trained and t.requires_grad) for t in tensors)
-        call = _Call(kind, len(args), constants, described)
+        call = _Call(kind, len(args), constants, described, repr(constants))
         if call not in self._calls:  # equal calls have one number: traces of equal layers are equal
             self._calls.append(call)
         signature, single = _signature(call)

@@ -40,7 +40,7 @@ def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
     values = list(value) if several else [value]
     shapes = tuple(tuple(int(size) for size in v.shape) for v in values)
     try:
-        found, intensity = _found(str(target), call, operands, shapes, several, _safe(target, given, t))
+        found, intensity = _found(str(target), (call, repr(call)), operands, shapes, several, _safe(target, given, t))
     except NotPureError as error:
         raise t.refusal(f"operator {target} ({error})") from error
     extra: dict[str, Attribute] = {} if intensity is None else {"intensity": intensity}
@@ -152,7 +152,7 @@ def _safe(target: Any, given: A, t: T) -> bool:
 @lru_cache(maxsize=1024)  # equal layers make equal calls
 def _found(
     target: str,
-    call: tuple[Any, ...],
+    spelled_call: tuple[tuple[Any, ...], str],
     operands: tuple[Operand, ...],
     shapes: tuple[tuple[int, ...], ...],
     several: bool,
@@ -160,8 +160,10 @@ def _found(
 ) -> tuple[list[Finding], float | None]:
     """What is found of every output, and the FLOPs for every element read or written, where PyTorch counts them.
 
-    `several`: the call returns a list. A call that is not `safe` is not run.
+    `spelled_call`: the call, and as text, for the cache: 1, 1.0 and True are equal, but not to an operator. `several`:
+    the call returns a list. A call that is not `safe` is not run.
     """
+    call, _ = spelled_call
     names = [f"x{i}" for i in range(len(operands))]
     code = compile(call_source(target, call, names), "<opaque operator>", "eval")
 

@@ -25,13 +25,20 @@ _TAKEN = {*keyword.kwlist, *dir(builtins), "ctx", "torch"}
 
 def class_source(name: str, node: Node) -> str:
     """The class of a node's function under this name, as Python source."""
-    return _class_source(name, len(node.inputs), node["body"], node["results"], node["gradients"])
+    body = node["body"]
+    return _class_source(name, len(node.inputs), body, node["results"], node["gradients"], repr(body))
 
 
 @lru_cache(maxsize=256)
 def _class_source(
-    name: str, inputs: int, body: tuple[Any, ...], results: tuple[int, ...], gradients: tuple[int | None, ...]
+    name: str,
+    inputs: int,
+    body: tuple[Any, ...],
+    results: tuple[int, ...],
+    gradients: tuple[int | None, ...],
+    spelled: str,
 ) -> str:
+    """`spelled`: the body as text, for the cache: 1, 1.0 and True are equal, but spelled differently."""
     names = _names(inputs, len(results), body)
     first = inputs + len(results)
     read = [refers_to(arguments) for _, arguments in body]

@@ -351,3 +351,47 @@ def test_sizes_that_depend_on_data_are_refused() -> None:
 
     with pytest.raises(PartitaError, match=r"tensor_split.*a size depends on values.*test_translate\.py:\d+"):
         capture(Cut(), (torch.zeros(4, 4), torch.tensor([1, 2])))
+
+
+class Masked(nn.Module):
+    """Attention of five positions under a mask of known values."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.scores(x).unsqueeze(1)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=self.mask).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "operands"),
+    [
+        (torch.zeros(1, 1), False, 3),
+        (torch.ones(5, 1, dtype=torch.bool), False, 3),
+        (torch.tensor([[True, False, False, False, False]]), False, 4),
+        (torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), True, 3),
+        (torch.full((5, 5), -torch.inf).triu(1), True, 3),
+    ],
+)
+def test_masks_are_known_at_the_size_of_the_scores(mask: Tensor, causal: bool, operands: int) -> None:
+    found = of(capture(Masked(mask), (torch.zeros(4, 5, 8),)), "attention")
+    assert (found["causal"], len(found.inputs)) == (causal, operands)
+
+
+class Shifted(torch.autograd.Function):
+    """Another function for True than for 1, which are equal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: Any) -> Tensor:
+        return x * 3 if by is True else x + by
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * 5, None
+
+
+def test_equal_arguments_of_other_types_are_other_calls(agrees: Any) -> None:
+    agrees(Lambda(lambda x: Shifted.apply(Shifted.apply(x, 1), True)), (X,))

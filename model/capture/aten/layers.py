@@ -4,7 +4,7 @@ from math import inf, prod, sqrt
 from string import ascii_letters
 
 from ..known_values import hides_nothing, is_causal
-from ..translation import A, Index, Rule, T, Value, present
+from ..translation import A, Index, Rule, T, Value, broadcast, present
 from .elementwise import dropout
 from .order import one_of
 from .views import interleave
@@ -141,9 +141,12 @@ def _rms_norm(t: T, a: A) -> Value:
 def _attention(t: T, a: A) -> Value:
     q, k, v, mask, p = (a[name] for name in ("query", "key", "value", "attn_mask", "dropout_p"))
     known = None if mask is None else t.known.of(mask)
-    if known is not None and (hides_nothing(known) or is_causal(known)):
-        a = a | {"is_causal": a["is_causal"] or is_causal(known)}
-        mask = None
+    if known is not None:
+        known = known.expand(broadcast(known.shape, (t.shape(q)[-2], t.shape(k)[-2])))
+        if hides_nothing(known):
+            mask = None
+        elif is_causal(known):
+            a, mask = a | {"is_causal": True}, None
     grouped = a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]
     if not p:
         attributes = {"grouped": True} if grouped else {}

@@ -74,10 +74,11 @@ def _bernoulli(t: T, a: A) -> Value:
 
 
 def _exponential(t: T, a: A) -> Value:
-    """-log(1 - u) / rate."""
+    """-log(1 - u) / rate, but never 0, as in torch: its logarithm is taken for Gumbel's numbers."""
     drawn = _numbers(t, "uniform", a["self"])
     logarithm = t.add("unary", t.scale(drawn, -1.0), shape=t.shape(drawn), function="log1p")
-    return t.scale(logarithm, -1 / a["lambd"])
+    positive = t.add("clamp", t.scale(logarithm, -1.0), shape=t.shape(drawn), min=2.0**-25, max=None)
+    return t.scale(positive, 1 / a["lambd"])
 
 
 def _integers(t: T, a: A) -> Value:
