@@ -378,3 +378,33 @@ def test_a_loss_computed_from_the_output(tmp_path: Path) -> None:
     for value, refused in run_threads(call, 2, timeout=60):
         assert abs(value - expected) < 1e-6
         assert "give it again" in refused
+
+
+class Scaled(nn.Module):
+    """Buffers of which a checkpoint has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(6, 4)
+        self.register_buffer("scale", torch.full((4,), 0.5))
+        self.register_buffer("offset", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.scores(x) * self.scale + self.offset, labels)
+
+
+def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
+    batch = data("classifier", SAMPLES)
+    planned = optimize(Scaled(), batch, Machine.adhoc((2,)), mesh=(2,), dtype="float64", cache="none")
+    state = Scaled().double().state_dict()
+
+    def train(_: int) -> float:
+        module = Scaled().double()
+        module.load_state_dict(state)
+        planned.parallelize(module)
+        loss: Tensor = module(**batch)
+        return loss.item()
+
+    whole = Scaled().double()
+    whole.load_state_dict(state)
+    assert run_threads(train, 2, timeout=60) == pytest.approx([whole(**batch).item()] * 2, abs=1e-9)

@@ -287,7 +287,6 @@ def _main(e: Emission) -> Context:
         "samples": sample_lines(e.plan.graph, e.plan.batch) is not None,
         "overlaps_steps": e.pipeline is not None and e.pipeline["stale"],
         "builds_on_device": True,
-        "buffers": bool(_buffers(e)),
         "rank": "dist.get_rank()",
     }
 
