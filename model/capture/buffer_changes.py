@@ -35,7 +35,7 @@ def write_assigned(module: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 class BufferChanges:
-    """The placeholders of a graph that its calls write; `first` and `last` are their values before and afterwards."""
+    """The buffers that the calls of a graph write: nodes for their values before, and for those that are stored."""
 
     def __init__(self, graph: fx.Graph, specs: Sequence[InputSpec], translation: Translation) -> None:
         """Raises PartitaError if one of them is no buffer."""

@@ -108,9 +108,10 @@ def once(value: Tensor) -> Tensor:
 
 
 def is_causal(mask: Tensor) -> bool:
-    """True if a mask of scores [.., queries, keys], of truth values or addends, hides what follows each query alone."""
-    if mask.dim() < 2:
-        return False
+    """True if a mask of scores [.., queries, keys], of truth values or addends, hides what follows each query alone.
+
+    The last two dims have their full sizes: a mask that broadcasts over them is expanded before.
+    """
     seen = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
     leading = once(mask.movedim((-2, -1), (0, 1)))
     small = mask if leading.shape[:2] != mask.shape[-2:] else leading.movedim((0, 1), (-2, -1))

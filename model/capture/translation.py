@@ -527,6 +527,10 @@ class Translation:
             self._constants[key] = Index(made)
         return self._constants[key]
 
+    def is_zero(self, x: Index) -> bool:
+        """True for a constant of zeros."""
+        return self.at(x).op == "full" and not self.at(x)["value"]
+
     def number(self, value: Any) -> bool | int | float | None:
         """The value of a Python number or of a scalar constant in the graph; None for other arguments."""
         if isinstance(value, bool | int | float) and not isinstance(value, Index):

@@ -9,10 +9,6 @@ from . import data_dependent
 from .elementwise import dropout
 
 
-def _is_zero(t: T, x: Index) -> bool:
-    return t.at(x).op == "full" and not t.at(x)["value"]
-
-
 def _network(op: str, relu: bool, t: T, a: A) -> Value:
     """The outputs of the last layer, and the last states of all layers: (out, h_n), and c_n of an LSTM."""
     if "data" in a:
@@ -38,7 +34,7 @@ def _network(op: str, relu: bool, t: T, a: A) -> Value:
         if layer and dropped:
             x = dropout(t, x, dropped)
         weights, given = given[: len(names)], given[len(names) :]
-        known = [] if all(_is_zero(t, s) for s in states) else _of_layer(t, states, layer, 1 + both)
+        known = [] if all(t.is_zero(s) for s in states) else _of_layer(t, states, layer, 1 + both)
         shape = list(t.shape(x))
         shape[time], shape[2] = steps + memory, width
         made = t.add(

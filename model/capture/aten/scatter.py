@@ -7,14 +7,10 @@ from ..translation import A, Index, Rule, T, Value
 from .lookups import counted, joined, look_up, narrow
 
 
-def _is_zero(t: T, x: Index) -> bool:
-    return t.at(x).op == "full" and not t.at(x)["value"]
-
-
 def _sums(t: T, x: Index, dim: int, ids: Index, s: Index) -> Index:
     """`x` plus the entries of `s` at their ids; zeros are not added."""
     sums = t.add("scatter_add", ids, s, shape=t.shape(x), dtype=t.at(s).dtype, dim=dim)
-    return sums if _is_zero(t, x) else t.add("add", x, sums, shape=t.shape(x))
+    return sums if t.is_zero(x) else t.add("add", x, sums, shape=t.shape(x))
 
 
 def _means(t: T, x: Index, dim: int, ids: Index, s: Index, include_self: bool) -> Index:
@@ -28,7 +24,7 @@ def _means(t: T, x: Index, dim: int, ids: Index, s: Index, include_self: bool) -
     sums = t.add("scatter_add", ids, s, shape=t.shape(x), dtype=dtype, dim=dim)
     at_least_one = t.add("clamp", counts, shape=counts_shape, min=1, max=None)
     means = t.add("div", sums, at_least_one, shape=t.shape(x))
-    if _is_zero(t, x):
+    if t.is_zero(x):
         return means
     empty = t.add("compare", counts, shape=counts_shape, dtype="bool", relation="eq", value=0)
     return t.add("where", empty, x, means, shape=t.shape(x))
@@ -41,7 +37,7 @@ def _reduced(t: T, x: Index, dim: int, ids: Index, s: Index, reduce: str, includ
         return t.no("a mean of integers")
     if reduce == "mean":
         return _means(t, x, dim, ids, s, include_self)
-    if reduce == "sum" and (include_self or _is_zero(t, x)):
+    if reduce == "sum" and (include_self or t.is_zero(x)):
         return _sums(t, x, dim, ids, s)
     ids = t.expand(ids, t.shape(s))
     return t.add("scatter_reduce", x, ids, s, shape=t.shape(x), dim=dim, reduce=reduce, include_self=include_self)
