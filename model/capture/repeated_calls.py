@@ -293,14 +293,14 @@ class Repeating(Translation):
         """Translate the nodes of `piece` for the layer at `path`."""
         if piece is None:
             raise PartitaError(f"{path} looks like a layer that computes something else")
-        outer, self.values = self.values, {piece.begin: given}
-        self.values |= {source: self._weight(path + rest) for source, rest in piece.weights.items()}
-        self._moved = piece.path, path
-        for node in piece.nodes:
-            if node.op == "call_function":
-                self._step(node)
-        results: list[Value] = self._resolve(piece.end.args[0])
-        self.values, self._moved = outer, None
+        with self.kept("values", "_moved"):
+            self.values = {piece.begin: given}
+            self.values |= {source: self._weight(path + rest) for source, rest in piece.weights.items()}
+            self._moved = piece.path, path
+            for node in piece.nodes:
+                if node.op == "call_function":
+                    self._step(node)
+            results: list[Value] = self._resolve(piece.end.args[0])
         return results
 
     def _weight(self, name: str) -> Index:
