@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +25,6 @@ from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import GraphModule
-from partita.codegen.verification.launch import LaunchError, torchrun
 from partita.codegen.verification.reference import state_of
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.threads import RankError, run_threads
@@ -319,33 +321,98 @@ def test_steps_that_overlap(tmp_path: Path) -> None:
     assert losses == pytest.approx(train(first, 6), abs=1e-12)
 
 
-KILLED = """
-import os, signal, sys
-import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-import program
-dist.init_process_group("gloo")
-mesh = program.Mesh()
-model = program.Model(mesh, dtype=torch.float64)
-state, batches = torch.load(sys.argv[1])
-program.load(model, state, mesh)
-optimizer = program.make_optimizer(model, mesh)
-for step in range(8):
-    program.train_step(model, optimizer, batches[step], mesh, step)
-    if step == 7 and dist.get_rank() == 1:
-        dcp.FileSystemWriter.write_data = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    if step in (3, 7):
-        program.save_training(model, optimizer, sys.argv[2], step + 1)
-"""
+class Dying:
+    """A module whose functions raise after `left` calls that change files; an rmtree is killed half-way."""
+
+    def __init__(self, module: ModuleType, left: list[int]) -> None:
+        self.module, self.left = module, left
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.module, name)
+
+        def counted(path: Any, *arguments: Any, **options: Any) -> Any:
+            self.left[0] -= 1
+            if self.left[0] < 0:
+                if name == "rmtree":
+                    next(Path(path).glob("*")).unlink()
+                raise KeyboardInterrupt
+            return function(path, *arguments, **options)
+
+        return counted if name in ("rmtree", "replace", "fsync") else function
+
+
+def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint(
+    plans: dict[str, Callable[[str], AnyPlan]], tmp_path: Path
+) -> None:
+    """Also where the same step is saved again."""
+    program = emitted(plans["single"]("sgd"), tmp_path / "program.py")
+    folder = tmp_path / "checkpoints"
+    state = start()[0]
+    found = []
+
+    def work(_: int) -> None:
+        mesh = program.Mesh()
+        model = program.Model(mesh, dtype=torch.float64)
+        optimizer = program.make_optimizer(model, mesh)
+        for moment in range(100):
+            program.load(model, {name: torch.full_like(x, moment) for name, x in state.items()}, mesh)
+            left = [moment]
+            program.os, program.shutil = Dying(os, left), Dying(shutil, left)
+            with suppress(KeyboardInterrupt):
+                program.save_training(model, optimizer, folder, 3)
+            program.os, program.shutil = os, shutil
+            if moment:
+                program.resume(model, optimizer, folder)
+                found.append(float(program.whole_weights(model, mesh)["last.weight"].min()))
+            else:  # the first one, complete
+                program.save_training(model, optimizer, folder, 3)
+            if left[0] >= 0:
+                break
+
+    run_threads(work, 1)
+    last = len(found)
+    assert last > 6 and found[-1] == last
+    assert all(a in (b, i) for i, (a, b) in enumerate(zip(found, [0.0, *found], strict=False), 1))
+    assert 1 < len(set(found)) < last  # some moments are before the new one counts
+    assert [path.name for path in folder.glob("step-*")] == [(folder / "latest").read_text()]
+
+
+def test_ranks_continue_from_one_checkpoint(
+    plans: dict[str, Callable[[str], AnyPlan]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 says which; a rank whose folder is another one, as a disk of its own is, refuses."""
+    program = emitted(plans["data 2"]("sgd"), tmp_path / "program.py")
+    train(program, 1, target=tmp_path / "0")
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    train(program, 2, tmp_path / "0", target=tmp_path / "0")
+
+    def work(rank: int) -> None:
+        mesh = program.Mesh()
+        model = program.Model(mesh, dtype=torch.float64)
+        program.resume(model, program.make_optimizer(model, mesh), tmp_path / str(rank))
+
+    with pytest.raises(RankError):
+        run_threads(work, 2)
+    assert "step-2 is not on rank 1 what it is on rank 0: all ranks must see one folder" in capsys.readouterr().err
 
 
 def test_a_rank_that_dies_during_a_save_leaves_the_checkpoint_before(
-    plans: dict[str, Callable[[str], AnyPlan]], folder: Path, tmp_path: Path
+    plans: dict[str, Callable[[str], AnyPlan]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans["zero 2"]("adamw").emit(tmp_path / "program.py")
-    (tmp_path / "killed.py").write_text(KILLED)
-    torch.save(start(), tmp_path / "start.pt")
-    with pytest.raises(LaunchError):
-        torchrun(tmp_path / "killed.py", 2, [str(tmp_path / "start.pt"), str(tmp_path / "checkpoints")], timeout=60)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-4", "step-8.unfinished", "latest"}
-    rest = train(emitted(plans["tensor 3"]("adamw"), tmp_path / "b.py"), STEPS, tmp_path / "checkpoints")
-    assert rest == pytest.approx(unstopped("adamw", folder)[4:], abs=1e-12)
+    """As an exception here, in one thread of two."""
+    target = tmp_path / "checkpoints"
+    program = emitted(plans["zero 2"]("adamw"), tmp_path / "program.py")
+    train(program, 4, target=target)
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        write = dcp.FileSystemWriter.write_data
+        patched.setattr(dcp.FileSystemWriter, "write_data", lambda *a: (dies if dist.get_rank() else write)(*a))
+        with pytest.raises(RankError):
+            train(program, 8, target, target)
+    assert {path.name for path in target.iterdir()} == {"step-4", "step-8.unfinished", "latest"}
+    other = emitted(plans["tensor 3"]("adamw"), tmp_path / "b.py")
+    assert train(other, STEPS, target, target) == pytest.approx(unstopped("adamw", folder)[4:], abs=1e-12)
+    assert {path.name for path in target.iterdir()} == {"step-4", "step-20", "latest"}

@@ -14,7 +14,7 @@ OPTIMIZERS = {
 }
 """Names of optimizers as PyTorch writes them, and the calls that make them."""
 
-CHECKPOINT_IMPORTS = ("import shutil", "import torch.distributed.checkpoint as dcp")
+CHECKPOINT_IMPORTS = ("import hashlib", "import shutil", "import torch.distributed.checkpoint as dcp")
 CHECKPOINTS: Context = {
     "inner": "optimizer.inner",  # an optimizer of torch, or the variable of a loop over `inners`
     "inners": "",
