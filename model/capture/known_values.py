@@ -124,3 +124,9 @@ def hides_nothing(mask: Tensor) -> bool:
     """True if a mask of scores, of truth values or addends, leaves all of them as they are."""
     small = once(mask)
     return bool(small.all() if small.dtype == torch.bool else (small == 0).all())
+
+
+def sees_something(mask: Tensor) -> bool:
+    """True if a mask of scores, of truth values or addends, leaves every query a key."""
+    small = once(mask)
+    return bool((small if small.dtype == torch.bool else small > -torch.inf).any(-1).all())

@@ -56,7 +56,9 @@ class FixedDropout:
         scores = q @ k.mT / q.shape[-1] ** 0.5
         if is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).tril() == 0, -torch.inf)
-        return self.dropout(scores.softmax(-1), dropout_p) @ v
+        if attn_mask is not None:
+            scores = scores + attn_mask if attn_mask.is_floating_point() else scores.where(attn_mask, -torch.inf)
+        return self.dropout(torch.ops.aten._safe_softmax(scores, -1), dropout_p) @ v
 
 
 def values(module: nn.Module) -> nn.Module:

@@ -87,6 +87,20 @@ def test_attention_mask_and_groups(boolean: bool, agrees: Any) -> None:
     assert of(graph, "attention")["grouped"] and not graph.of("expand")  # keys and values are not copied
 
 
+@pytest.mark.parametrize("boolean", [True, False])
+def test_queries_that_see_no_key(boolean: bool, agrees: Any) -> None:
+    """As behind padding on the left; with dropout the softmax is written out."""
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        seen = (x[:, None, None, :, 0] > 0) & torch.ones(3, 3, dtype=torch.bool).tril()
+        mask = seen if boolean else torch.where(seen, x[:, None, :, :3], -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=0.5)
+
+    graph = agrees(Lambda(attend, 24), (X,))
+    assert len(graph.of("where")) == (2 if boolean else 3)
+
+
 def indexed(x: Tensor) -> Tensor:
     """As transformers makes them, packed sequences looked for included."""
     places = torch.arange(3)[None].expand(len(x), 3)

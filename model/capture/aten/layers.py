@@ -3,7 +3,7 @@
 from math import inf, prod, sqrt
 from string import ascii_letters
 
-from ..known_values import hides_nothing, is_causal
+from ..known_values import hides_nothing, is_causal, sees_something
 from ..translation import A, Index, Rule, T, Value, broadcast, present
 from .elementwise import dropout
 from .order import one_of
@@ -156,13 +156,26 @@ def _attention(t: T, a: A) -> Value:
     shape = (*t.shape(q)[:-1], t.shape(k)[-2])
     scores = t.add("matmul", q, t.transpose(k, -2, -1), shape=shape)
     scores = t.scale(scores, 1 / sqrt(t.shape(q)[-1]) if a["scale"] is None else a["scale"])
-    mask = t.causal(*shape[-2:]) if a["is_causal"] else mask
-    if mask is not None and t.at(mask).dtype == "bool":
-        scores = t.add("where", mask, scores, t.full(-inf), shape=shape)
-    elif mask is not None:
+    if a["is_causal"]:
+        mask, known = t.causal(*shape[-2:]), None
+    blind = mask is not None and not a["is_causal"] and (known is None or not sees_something(known))
+    return t.add("matmul", dropout(t, _shares(t, scores, mask, blind), p), v)
+
+
+def _shares(t: T, scores: Index, mask: Index | None, blind: bool) -> Index:
+    """The softmax of masked scores; where queries may be `blind`, that see no key, their shares are 0, as in PyTorch.
+
+    Values and gradients of a row of -inf are NaN; `where` lets neither through.
+    """
+    shape, seen = t.shape(scores), mask
+    if mask is not None and t.at(mask).dtype != "bool":
         scores = t.add("add", scores, mask, shape=shape)
-    weights = dropout(t, t.add("softmax", scores, shape=shape, dim=len(shape) - 1), p)
-    return t.add("matmul", weights, v)
+        hidden = t.full(-inf)
+        seen = t.add("relate", mask, hidden, shape=t.shape(mask), dtype="bool", relation="gt") if blind else None
+    if seen is not None:
+        scores = t.add("where", seen, scores, t.full(-inf), shape=shape)
+    shares = t.add("softmax", scores, shape=shape, dim=len(shape) - 1)
+    return t.add("where", seen, shares, t.full(0.0), shape=shape) if seen is not None and blind else shares
 
 
 def _grouped_product(t: T, a: A) -> Value:
