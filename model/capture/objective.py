@@ -117,9 +117,9 @@ def _refusal(
 
 def _without_loss(result: Any) -> bool:
     """True for an output that has a place for its loss, left empty."""
-    if isinstance(result, Mapping):
-        return "loss" in result and result["loss"] is None
-    return getattr(result, "loss", ...) is None
+    if isinstance(result, Mapping) and "loss" in result:
+        return result["loss"] is None
+    return getattr(result, "loss", ...) is None  # a ModelOutput leaves out what is None, but for its attributes
 
 
 def _is_loss(path: str) -> bool:

@@ -46,10 +46,11 @@ class Pair(NamedTuple):
 
 
 class ModelOutput(OrderedDict[str, Any]):
-    """As in transformers: a dict whose items are attributes too."""
+    """As in transformers: a dict without what is None, whose items are attributes too."""
 
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
+    def __init__(self, **given: Any) -> None:
+        super().__init__({name: value for name, value in given.items() if value is not None})
+        vars(self).update(given)
 
 
 WANTED = capture(Scores(lambda s, aux, loss, t: loss), INPUTS)
