@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ...model.graph import interpreter as interpret
 from ...model.graph.batch import with_batch
 from ...model.graph.dtypes import FLOATS
-from ...model.graph.pcg import PCG
+from ...model.graph.pcg import PCG, Node
+from ...model.operators.elementwise import KINDS
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.plan import Plan
@@ -50,8 +51,9 @@ class GraphModule(nn.Module):
         def mask(site: int, shape: tuple[int, ...], p: float) -> Tensor:
             return dropout_mask(_numbers(shape), p, SEED, step, site)  # type: ignore[no-any-return, no-untyped-call]
 
-        def draw(site: int, shape: tuple[int, ...], kind: str) -> Tensor:
-            return counted_numbers(shape, kind, 0.0, (SEED, step, site))
+        def draw(node: Node) -> Tensor:
+            given = tuple(node[name] for name in KINDS[node["kind"]])
+            return counted_numbers(node.shape, node["kind"], given, (SEED, step, node["site"]))
 
         def noise(site: int, shape: tuple[int, ...]) -> Tensor:
             return projection_weights(_numbers(shape), SEED, site)  # type: ignore[no-any-return, no-untyped-call]

@@ -92,9 +92,9 @@ class CountedNumbers(TorchDispatchMode):
         self.narrow |= any(isinstance(x, Tensor) and x.dtype in _NARROW for x in pytree.tree_leaves(result))
         return result
 
-    def _draw(self, shape: tuple[int, ...], kind: str, p: float) -> Tensor:
+    def _draw(self, shape: tuple[int, ...], kind: str, given: tuple[float, ...]) -> Tensor:
         self.sites += 1
-        return counted_numbers(shape, kind, p, (self.seed, self.step, self.sites - 1))
+        return counted_numbers(shape, kind, given, (self.seed, self.step, self.sites - 1))
 
 
 class GroupsInDouble(TorchDispatchMode):

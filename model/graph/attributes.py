@@ -169,7 +169,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "compare": {"relation": _RELATION, "value": _constant},
     "relate": {"relation": _RELATE},
     "dropout": {"p": _share, "site": _place},
-    "random": {"kind": _word(*KINDS), "p": _share, "site": _place},
+    "random": {"kind": _word(*KINDS), "site": _place},
     "einsum": {"equation": _equation},
     "attention": {"causal": _flag, "scale": _or_none(_number)},
     "full": {"value": _constant},
@@ -262,6 +262,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "rnn": {"relu": _flag},
     "scatter": {"value": _constant},
     "opaque": {"notation": is_call_notation, "intensity": _amount, "library": _module},
+    "random": {"p": _share, "low": _whole, "high": _whole},
     "searchsorted": {"right": _flag},
     "function": {"notation": is_call_notation},
 }

@@ -24,8 +24,8 @@ Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
 Mask: TypeAlias = Callable[[int, tuple[int, ...], float], Tensor]
 """(call site, shape, p) -> the factors of dropout: 0, or 1 / (1 - p)."""
 
-Draw: TypeAlias = Callable[[int, tuple[int, ...], str], Tensor]
-"""(call site, shape, kind) -> random numbers."""
+Draw: TypeAlias = Callable[[Node], Tensor]
+"""The random numbers of a node."""
 
 
 def run(
@@ -76,7 +76,7 @@ def check_shapes(pcg: PCG) -> None:
                 value = (
                     sources[node.name]
                     if node.op in given_ones
-                    else _value(node, given, Numbers(fixed_noise, _ones, _ones))
+                    else _value(node, given, Numbers(fixed_noise, _ones, lambda node: torch.ones(node.shape)))
                 )
             except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
                 raise PartitaError(f"{node.op} {node.name!r} cannot be computed: {error}") from error
@@ -107,7 +107,7 @@ def _value(node: Node, given: Sequence[Tensor], numbers: Numbers) -> Tensor:
     if node.op == "random":
         if numbers.draw is None:
             raise ValueError(f"{node.name!r} is random, but no numbers were given")
-        return numbers.draw(node["site"], node.shape, node["kind"]).to(_dtype(node))
+        return numbers.draw(node).to(_dtype(node))
     if node.op == "projection":
         return (given[0] * numbers.noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
     return computed(node, given)

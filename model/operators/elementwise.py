@@ -129,8 +129,10 @@ BINARY = ("atan2", "hypot", "fmod", "remainder", "copysign", "xlogy", "floor_div
 """Functions of `torch` of two elements that are one operator, `binary`."""
 
 
-KINDS = ("uniform", "normal", "bernoulli")
-"""What `random` draws: from 0 up to 1; around 0 with deviation 1; 0 with probability p, else 1."""
+KINDS: dict[str, tuple[str, ...]] = {"uniform": (), "normal": (), "bernoulli": ("p",), "integers": ("low", "high")}
+"""What `random` draws, and the attributes that say more: from 0 up to 1; around 0 with deviation 1; 0 with probability
+`p`, else 1; whole numbers from `low` up to `high`.
+"""
 
 
 def _named(node: Node, names: Sequence[str]) -> str:
@@ -256,13 +258,13 @@ OPERATORS = (
         counted=True,
         algebra=Algebra(unprovable="draws random numbers"),
     ),
-    # Numbers for the elements of `x`, whose values do not matter. Drawing them as above, and about 40 bytes to make
-    # them floats; no backward.
+    # Numbers for the elements of `x`, of which only the dtype matters: numbers that are compared are of float64, not
+    # rounded to the plan's dtype. Drawing them as above, and about 40 bytes to make them floats; no backward.
     Operator(
         "random",
         ("x",),
         _OPAQUE,
-        "{kind}({x}, {p})",
+        "{kind}({x})",
         passes=40,
         counted=True,
         algebra=Algebra(unprovable="draws random numbers"),

@@ -25,11 +25,21 @@ def _sum(node: Node, inputs: tuple[Node, ...]) -> str:
 
 
 def _scatter(node: Node, inputs: tuple[Node, ...]) -> str:
-    """Given the ids, linear in what is overwritten and what is written; a number written is not an addend."""
+    """Given distinct ids, linear in what is overwritten and what is written; a number written is not an addend.
+
+    Of entries with the same id each rank may keep another one, so that their addends are not those of one entry.
+    """
     whole = _indices(node, ":")
+    if len(inputs) == 3 and not _distinct(inputs[1], node["dim"]):
+        return _extreme(node, inputs)
     if len(inputs) == 2:
         return f"y[{_indices(node, 'j')}] = f(x[{whole}], ids[{whole}])[j]"
     return f"y[{_indices(node, 'j')}] = f(ids[{whole}])[j] * L(x[{whole}], s[{whole}])[j]"
+
+
+def _distinct(ids: Node, dim: int) -> bool:
+    """True for constant ids of which no two are equal."""
+    return ids.op == "constant" and len(set(ids["values"])) == ids.numel == ids.shape[dim]
 
 
 def _extreme(node: Node, inputs: tuple[Node, ...]) -> str:

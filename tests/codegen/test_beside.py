@@ -228,6 +228,20 @@ class Labelled(nn.Module):
         return nn.functional.mse_loss(self.head(x), y)
 
 
+def test_a_weight_may_be_added_to_the_branches() -> None:
+    class Updated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.table = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(5, 6))
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            table = self.table.index_add(0, ids, self.right(x.sin()))
+            return table.square().sum() + self.left(x).sum()
+
+    inputs = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)
+    assert partita.optimize(Updated(), inputs, partita.Machine.adhoc((2,)), workers=1).verify()["ok"]
+
+
 @pytest.mark.parametrize(("mesh", "kind"), [((2, 2), ""), ((4, 2), "two"), ((3,), "detached")])
 def test_samples_keep_their_order(mesh: tuple[int, ...], kind: str) -> None:
     """Parts of parts of a batch, whichever axis the branches lie on; backward is the same on all ranks."""

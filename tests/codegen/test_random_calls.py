@@ -27,7 +27,9 @@ class Noisy(nn.Module):
         z = self.alpha(x) + self.slope(x) + torch.rand(len(x), 1) * x + torch.randn_like(x)
         z = z * x.new_empty(len(x), 1).bernoulli_(0.7) + F.gumbel_softmax(x, dim=-1) * torch.bernoulli(x.sigmoid())
         n = torch.normal(x * 0 + 2, 0.5) * torch.empty(8).uniform_(-1, 2)
-        return (y + z + n + F.dropout(x, 0.1)).gather(1, torch.randint(2, 8, (len(x), 3))).square().mean()
+        z = z * (torch.rand(len(x), 1) < 0.8)
+        y = (y + z + n + F.dropout(x, 0.1)).gather(1, torch.randint(2, 8, (len(x), 3)))
+        return y[:, torch.randperm(3)[:2]].square().mean()
 
 
 def test_every_rank_draws_its_part() -> None:
@@ -35,8 +37,30 @@ def test_every_rank_draws_its_part() -> None:
     plan = partita.optimize(
         Noisy(), (torch.zeros(12, 8),), machine, batch=12, workers=1, stages=2, micro_batches=2
     )  # fmt: skip
-    assert len([node for node in plan.graph.nodes if node.op in ("random", "dropout")]) == 12
+    assert len([node for node in plan.graph.nodes if node.op in ("random", "dropout")]) == 14
     assert plan.verify()["ok"]
+
+
+class Drawing(nn.Module):
+    """Rows of a table by random ids, and shares of them by small probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = torch.randint(0, 1000, (len(x), 16))
+        rare = torch.rand(len(x), 16) < 0.999
+        return (x * self.table[ids] * rare * torch.bernoulli(x * 0 + 0.001)).mean()
+
+
+def test_narrow_floats_do_not_round_what_is_drawn() -> None:
+    """Of bfloat16, whole numbers above 256 are even, and numbers below 1 are at least 0.002 apart."""
+    graph = capture(Drawing(), (torch.zeros(4, 16),))
+    drawn = {node["kind"]: node.dtype for node in graph.nodes if node.op == "random"}
+    assert drawn == {"integers": "int64", "uniform": "float64"}
+    plan = partita.optimize(Drawing(), (torch.zeros(4, 16),), partita.Machine.adhoc((2,)), workers=1, dtype="bfloat16")
+    assert "numbers = integer_numbers(" in plan.emit() and plan.verify()["ok"]
 
 
 class Written(nn.Module):

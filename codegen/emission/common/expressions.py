@@ -17,6 +17,7 @@ from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import atom_of, is_split
 from ....model.operators.attention import attend
 from ....model.operators.batch_norm import values_per_channel
+from ....model.operators.elementwise import KINDS
 from ....model.operators.function import class_source
 from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
@@ -145,8 +146,8 @@ def _random(call: OperatorCall, names: Sequence[str]) -> str:
     kind = call.node["kind"]
     call.used.helpers |= {kind, "positions", "random_bits"}
     call.used.modes = call.used.noise = True
-    share = f", {call.node['p']}" if kind == "bernoulli" else ""
-    return f"{kind}({names[0]}{share}, {call.dropout_site}, mesh, {shape}, {cuts})"
+    given = "".join(f", {call.node[name]}" for name in KINDS[kind])
+    return f"{kind}({names[0]}{given}, {call.dropout_site}, mesh, {shape}, {cuts})"
 
 
 def _projection(call: OperatorCall, names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ RESERVED = frozenset(
     "whole_weights whole_gradients train_step synthetic samples micro shard "
     "shapes fitted build evaluate backward losses loss_of own_samples local itertools time "
     "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU "
-    "uniform normal bernoulli uniform_numbers normal_numbers "
+    "uniform normal bernoulli integers uniform_numbers normal_numbers integer_numbers "
     "reshaped contracted Contraction toward taken Taken recomputed Recomputed checkpoint keeps mode modes".split()
 )
 _CHAIN = ("convert", "view", "unary")

@@ -55,6 +55,7 @@ def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective:
         "random_bits": counter_functions("mix", "mix_", "random_bits"),
         "dropped": counter_functions("dropped"),
         "uniform_numbers": counter_functions("uniform_numbers"),
+        "integer_numbers": counter_functions("integer_numbers"),
         "normal_numbers": counter_functions("normal_numbers"),
         "modes": modes,
         "sparse": sparse,

@@ -62,6 +62,12 @@ def normal_numbers(index, *keys):
     return torch.erfinv(2 * uniform_numbers(index, *keys) + (2**-24 - 1)) * math.sqrt(2)
 
 
+def integer_numbers(index, low, high, *keys):
+    """Whole numbers from low up to high, at most 2^31 of them."""
+    bits = random_bits(index, *keys).long() + 2**31
+    return low + (bits * (high - low) >> 32)
+
+
 def projection_weights(index, *keys):
     """Fixed weights in [-0.5, 0.5), in float64."""
     return random_bits(index, *keys).double() / 2**32

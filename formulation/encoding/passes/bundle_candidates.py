@@ -349,9 +349,11 @@ class BundleCandidates(InsideOptions):
         if edge.v not in candidate.adders:
             same: npt.NDArray[np.bool_] = edge.cost[:, option] == 0
             return same
+        fits = np.zeros(len(edge.cost), np.bool_)
+        if self.builder.conversions[number].source == "weight":  # added to the branches: only outside of a bundle
+            return fits
         given, base = self._given_codes(number), self.builder.conversions[number].base
         outside = candidate.axes[candidate.adders[edge.v]][0].outside
-        fits = np.zeros(len(edge.cost), np.bool_)
         if any(self.classes.base[i] == base for i in outside):
             letter = B if self.pcg.nodes[base].gradient else R
             fits[: len(given)] = given == self._as_joined(candidate, number, option, letter)

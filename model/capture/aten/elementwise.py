@@ -100,13 +100,23 @@ def _function_of_two(name: str) -> Rule:
 
 def _compare(relation: str) -> Rule:
     def rule(t: T, a: A) -> Value:
-        number = t.number(a["other"])
+        x, other = _unrounded(t, a["self"]), _unrounded(t, a["other"])
+        number = t.number(other)
         dtype = None if relation.startswith("bitwise") else "bool"
         if number is None or relation.startswith("logical"):  # of tensors only
-            return t.add("relate", a["self"], a["other"], dtype=dtype, relation=relation)
-        return t.add("compare", a["self"], dtype=dtype, relation=relation, value=number)
+            return t.add("relate", x, other, dtype=dtype, relation=relation)
+        return t.add("compare", x, dtype=dtype, relation=relation, value=number)
 
     return rule
+
+
+def _unrounded(t: T, x: Value) -> Value:
+    """Random numbers that are compared, as with a probability, before they are rounded to the plan's dtype."""
+    node = t.at(x) if isinstance(x, Index) else None
+    if node is None or node.op != "random" or node["kind"] != "uniform" or node.dtype != "float32":
+        return x
+    blank = t.expand(t.full(0.0, (), "float64"), node.shape)
+    return t.add("random", blank, shape=node.shape, dtype="float64", **dict(node.attributes) | {"gradient": False})
 
 
 def _not(t: T, a: A) -> Value:

@@ -3,21 +3,33 @@
 The reference of `verify` draws the same ones (`codegen/verification/random_calls.py`).
 """
 
+from collections.abc import Sequence
+
 from ...graph.dtypes import FLOATS
 from ..translation import A, Index, Rule, T, Value, dtype_name
 from .elementwise import dropout
 
+_MOST = 2**31
+"""Most whole numbers of which one is drawn."""
 
-def _numbers(t: T, kind: str, like: Index, p: float = 0.0) -> Index:
+
+def _numbers(t: T, kind: str, like: Index, **given: float) -> Index:
     """Numbers for the elements of a tensor, at the next call site."""
     t.sites += 1
-    return t.add("random", like, shape=t.shape(like), gradient=False, kind=kind, p=p, site=t.sites - 1)
+    dtype = "int64" if kind == "integers" else t.at(like).dtype
+    return t.add("random", like, shape=t.shape(like), dtype=dtype, gradient=False, kind=kind, site=t.sites - 1, **given)
 
 
-def _blank(t: T) -> Index:
-    """Zeros of the shape that the current call returns, to draw numbers for."""
-    dtype = dtype_name(t.like.dtype)
-    return t.full(0.0, tuple(int(size) for size in t.like.shape), dtype if dtype in FLOATS else "float32")
+def _blank(t: T, shape: Sequence[int] | None = None, dtype: str | None = None) -> Index:
+    """Zeros of a shape and dtype, by default of what the current call returns, to draw numbers for."""
+    dtype = dtype_name(t.like.dtype) if dtype is None else dtype
+    shape = tuple(int(size) for size in (t.like.shape if shape is None else shape))
+    return t.expand(t.full(0.0, (), dtype if dtype in FLOATS else "float32"), shape)
+
+
+def _exact(t: T, shape: Sequence[int]) -> Index:
+    """Numbers from 0 up to 1 that are not rounded to the dtype of the plan."""
+    return _numbers(t, "uniform", _blank(t, shape, "float64"))
 
 
 def _line(t: T, x: Index, factor: float, shift: float) -> Index:
@@ -66,30 +78,33 @@ def _bernoulli(t: T, a: A) -> Value:
         if share == 0:
             t.sites += 1
             return t.full(0.0, t.shape(x), t.at(x).dtype)
-        return _numbers(t, "bernoulli", x, 1.0 - share)
+        return _numbers(t, "bernoulli", x, p=1.0 - share)
     shares = x if share is None else share
-    drawn = _numbers(t, "uniform", x)
-    hit = t.add("relate", drawn, shares, shape=t.shape(x), dtype="bool", relation="lt")
+    hit = t.add("relate", _exact(t, t.shape(x)), shares, shape=t.shape(x), dtype="bool", relation="lt")
     return t.to(hit, t.like.dtype)
 
 
 def _exponential(t: T, a: A) -> Value:
     """-log(1 - u) / rate, but never 0, as in torch: its logarithm is taken for Gumbel's numbers."""
-    drawn = _numbers(t, "uniform", a["self"])
+    drawn = _exact(t, t.shape(a["self"]))
     logarithm = t.add("unary", t.scale(drawn, -1.0), shape=t.shape(drawn), function="log1p")
     positive = t.add("clamp", t.scale(logarithm, -1.0), shape=t.shape(drawn), min=2.0**-25, max=None)
-    return t.scale(positive, 1 / a["lambd"])
+    return t.to(t.scale(positive, 1 / a["lambd"]), t.like.dtype)
 
 
 def _integers(t: T, a: A) -> Value:
     """Whole numbers from `low` up to `high`."""
-    low = a.get("low") or 0
-    count = a["high"] - low
-    drawn = _numbers(t, "uniform", _blank(t))
-    shape = t.shape(drawn)
-    steps = t.add("unary", t.scale(drawn, float(count)), shape=shape, function="floor")
-    whole = t.to(t.add("clamp", steps, shape=shape, min=None, max=float(count - 1)), t.like.dtype)
-    return t.add("shift", whole, shape=shape, value=low) if low else whole
+    low, high = a.get("low") or 0, a["high"]
+    if isinstance(high, Index) or not 0 < high - low <= _MOST:
+        return t.no(f"whole numbers from {low} up to {high}; at most 2^31 of them, given as Python numbers, are known")
+    return t.to(_numbers(t, "integers", _blank(t, dtype="float32"), low=low, high=high), t.like.dtype)
+
+
+def _order(t: T, a: A) -> Value:
+    """A random order: that of random numbers."""
+    drawn = _exact(t, t.like.shape)
+    order = t.add("argsort", drawn, dtype="int64", dim=0, descending=False, stable=True)
+    return t.to(order, t.like.dtype)
 
 
 def _rrelu(t: T, a: A) -> Value:
@@ -126,6 +141,7 @@ TABLE: dict[str, Rule] = {
     "bernoulli": _bernoulli,
     "exponential": _exponential,
     **dict.fromkeys(["randint", "randint_like"], _integers),
+    "randperm": _order,
     **dict.fromkeys(["rrelu", "rrelu_with_noise"], _rrelu),
     "feature_dropout": _feature_dropout,
     "native_dropout": _native_dropout,

@@ -50,10 +50,17 @@ def condition(op: str) -> Build:
     return build
 
 
+NUMBERS: dict[str, dict[str, Any]] = {
+    "uniform": {}, "normal": {}, "bernoulli": {"p": 0.3}, "integers": {"low": -3, "high": 2**20}
+}  # fmt: skip
+
+
 def drawn(kind: str) -> Build:
     def build(b: Builder) -> int:
         x = b.input("like", (BATCH, 5, 4))
-        return b.add("random", x, shape=(BATCH, 5, 4), gradient=False, kind=kind, p=0.3, site=2)
+        dtype = "int64" if kind == "integers" else None
+        given = NUMBERS[kind]
+        return b.add("random", x, shape=(BATCH, 5, 4), dtype=dtype, gradient=False, kind=kind, site=2, **given)
 
     return build
 
@@ -65,7 +72,7 @@ CASES: Cases = {
     "gelu": (unary("gelu", approximate="none"), unary("gelu", approximate="tanh")),
     "unary": (unary("unary", function="expm1"),),
     "binary": (both("binary", function="hypot"),),
-    "random": tuple(map(drawn, ("uniform", "normal", "bernoulli"))),
+    "random": tuple(map(drawn, NUMBERS)),
     "leaky_relu": (unary("leaky_relu", slope=0.1),),
     "elu": (unary("elu", alpha=0.7),),
     **{op: (unary(op),) for op in ("selu", "mish", "relu6", "hardswish", "hardsigmoid", "logsigmoid")},
