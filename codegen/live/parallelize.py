@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...model.capture.exporting import without_memory
@@ -24,7 +24,8 @@ from ...model.machine.precision import precision
 from ..plan.plan import Plan
 from .arguments import Arguments
 from .outputs import Form
-from .parallel import Parallel
+from .parallel import Forward, Parallel
+from .parts import Names
 
 _numbers = itertools.count()
 
@@ -32,15 +33,17 @@ _numbers = itertools.count()
 def parallelize(plan: Plan, module: nn.Module, *, local: bool = False, loss: Loss = None) -> Parallel:
     """Let this rank train its part of `module` by a plan; make the optimizer afterwards, over `module.parameters()`.
 
-    In place: parameters become this rank's parts (those of other pipeline stages None), and `module(...)` returns what
-    it returned, as far as the plan computes it: the loss over the whole batch, other tensors as None. Its gradients are
+    In place: parameters hold this rank's parts (nothing of other pipeline stages), and `module(...)` returns what it
+    returned, as far as the plan computes it: the loss over the whole batch, other tensors as None. Its gradients are
     those of the whole batch, so that `loss.backward(); optimizer.step()` with any elementwise optimizer is a step of
     the unsharded module. Batches are whole, or with `local` the samples that this rank reads (`Parallel.samples`).
     `loss` is needed where the plan was made with a function of the output, and has been loaded from a file since.
     Raises PartitaError for a module without values or with other parameters than planned, and for a plan that a loop
     cannot run: with stale weights, scaled losses, master copies of weights, or tables spread in pieces.
     """
-    _check(plan, module)
+    names = _names(plan)
+    _check(plan)
+    _check_module(plan, module, names)
     if loss is None and plan.module is not None:
         loss = plan.module.loss
     if loss is None and plan.model.get("loss") == GIVEN:
@@ -55,10 +58,10 @@ def parallelize(plan: Plan, module: nn.Module, *, local: bool = False, loss: Los
     inputs = [part.graph.nodes[i].name for part in plan.stages for i in part.graph.of("input")]
     example = plan.module and plan.module.inputs
     arguments = Arguments(type(module).__name__, module.forward, inputs, example)
-    return Parallel(module, _program(_unsharded(plan)), arguments, form, local=local, names=_names(plan))
+    return Parallel(module, _program(_unsharded(plan)), arguments, form, local=local, names=names)
 
 
-def _names(plan: Plan) -> dict[str, str]:
+def _names(plan: Plan) -> Names:
     """The names of all planned tensors in the module, each with its first one."""
     graphs = [part.graph for part in plan.stages]
     nodes = [graph.nodes[i] for graph in graphs for op in ("parameter", "buffer") for i in graph.of(op)]
@@ -66,13 +69,38 @@ def _names(plan: Plan) -> dict[str, str]:
     return found | {alias: name for alias, name in plan.graph.aliases if name in found}
 
 
-def _check(plan: Plan, module: nn.Module) -> None:
-    if not dist.is_initialized():
-        raise PartitaError("parallelize needs the ranks of a running job: call torch.distributed.init_process_group")
-    known = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+def _check_module(plan: Plan, module: nn.Module, names: Names) -> None:
+    """Refuse a module that is not as planned, on all ranks alike and before it is changed."""
+    if isinstance(module.forward, Forward):
+        raise PartitaError(
+            f"this {type(module).__name__} is parallelized already: load its whole_state() into a new one"
+        )
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    known: dict[str, Tensor] = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
     empty = next((name for name, tensor in known.items() if tensor.is_meta), None)
     if empty is not None:
         raise PartitaError(f"{empty!r} is on the meta device: give the module its values, or train the emitted program")
+    if lacking := sorted(names.keys() - known.keys()):
+        raise PartitaError(f"{type(module).__name__} has no {lacking[0]}, which is planned: plan this module")
+    graphs = [part.graph for part in plan.stages]
+    trained = {
+        name: n.gradient for g in graphs for i in g.of("parameter") for n in [g.nodes[i]] for name in n.originals
+    }
+    first: dict[int, str] = {}
+    for name in names.keys() & parameters.keys():
+        given, original = parameters[name], names[name]
+        if given.requires_grad != trained.get(original, False):
+            state = "trained" if trained.get(original) else "frozen"
+            raise PartitaError(f"{name!r} is planned as {state}: plan the module as it is trained")
+        if first.setdefault(id(given), original) != original:
+            raise PartitaError(
+                f"{name!r} and {first[id(given)]!r} are one parameter, but planned as two: plan this module"
+            )
+
+
+def _check(plan: Plan) -> None:
+    if not dist.is_initialized():
+        raise PartitaError("parallelize needs the ranks of a running job: call torch.distributed.init_process_group")
     if plan.schedule.double_buffered:
         raise PartitaError(
             f"schedule {plan.schedule.name!r} updates weights inside of a run: train the emitted program"

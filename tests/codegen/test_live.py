@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -315,6 +316,139 @@ def test_what_a_live_module_refuses(force: Force) -> None:
     for dtype, words in (("mixed-float16", "scales its loss"), ("mixed-bfloat16-fp32grad", "master copies")):
         plan = replace(plan, dtype=dtype)
         assert words in said(lambda m: None)
+
+
+def test_a_changed_live_module_trains_its_own_weights_or_refuses(force: Force) -> None:
+    """Never the weights of before."""
+    plan, batch = plan_of("words", 2, force), data("words", SAMPLES)
+    first, other = materialize(Words()), materialize(Words())
+    with torch.no_grad():
+        other.layers[0].weight.mul_(2)
+    losses = [module.eval()(**batch)["loss"].item() for module in (first, other)]
+
+    def said(call: Callable[[], object]) -> str:
+        try:
+            call()
+        except PartitaError as error:
+            return str(error)
+        return ""
+
+    def body(rank: int) -> tuple[list[float], list[str]]:
+        module = materialize(Words())
+        parallel = plan.parallelize(module)
+        weight = module.layers[0].weight
+
+        def loss() -> float:
+            with torch.no_grad():
+                found: Tensor = module.eval()(**batch)["loss"]
+            return found.item()
+
+        found = [loss()]
+        weight.data = 2 * weight.data
+        found.append(loss())
+        parallel.load_whole_state(first.state_dict())  # reaches the new memory too
+        found.append(loss())
+        with torch.no_grad():
+            weight.mul_(2)
+        found.append(loss())
+        state = module.state_dict()
+        refused = [
+            said(lambda: copy.deepcopy(module)),
+            said(lambda: pickle.dumps(module)),
+            said(lambda: plan.parallelize(module)),
+            said(lambda: module.layers[0](batch["ids"])),
+        ]
+        weight.data = torch.zeros(1)
+        refused.append(said(loss))
+        weight.data = state["layers.0.weight"]
+        hook = module.layers[1].register_forward_hook(lambda *_: None)
+        refused.append(said(loss))
+        hook.remove()
+        module.adapter = nn.Linear(2, 2)
+        refused.append(said(loss))
+        del module.adapter
+        found.append(loss())
+        module.load_state_dict({name: x.clone() for name, x in state.items()}, assign=True)
+        return found, [*refused, said(loss)]
+
+    for found, refused in run_threads(body, plan.ranks, timeout=60):
+        assert found == pytest.approx([losses[i] for i in (0, 1, 0, 1, 1)], abs=1e-12)
+        words = ["copied or pickled"] * 2 + ["parallelized already", "cannot run alone", "is now [1], but", "a hook of"]
+        for text, expected in zip(
+            refused, [*words, "added or removed", "'embedding.weight' was replaced"], strict=True
+        ):
+            assert expected in text
+
+
+def test_what_was_made_before_parallelize_goes_on_working(force: Force) -> None:
+    """Optimizers and hooks hold the parameters themselves; a hook of the module sees its call."""
+    plan, batch = plan_of("words", 2, force), data("words", SAMPLES)
+    _, trained = reference("words", batch, 1)
+
+    def body(rank: int) -> tuple[dict[str, Tensor], int]:
+        module, calls = materialize(Words()), [0]
+
+        def count(*_: object) -> None:
+            calls[0] += 1
+
+        optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+        module.layers[0].weight.register_post_accumulate_grad_hook(count)
+        module.register_forward_pre_hook(count)
+        parallel = plan.parallelize(module)
+        module(**batch)["loss"].backward()
+        parallel.clip_grad_norm_(0.5)
+        optimizer.step()
+        return parallel.whole_state(), calls[0]
+
+    results = run_threads(body, plan.ranks, timeout=60)
+    assert [calls for _, calls in results] == [2] * plan.ranks
+    for key, x in trained.state_dict().items():
+        assert torch.allclose(results[0][0][key], x, rtol=0, atol=1e-9), key
+
+
+class Halves(nn.Module):
+    """Weights in the first stage of a pipeline alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.register_buffer("table", torch.randn(8, 4, generator=torch.Generator().manual_seed(3)))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.first(x).relu() @ self.table, labels)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "offloaded"])
+def test_a_stage_without_weights(optimizer: str, tmp_path: Path) -> None:
+    """Its ranks make an optimizer, clip and step all the same, in the loop and in the file."""
+    batch = data("classifier", SAMPLES)
+    plan = at_random(capture(Halves(), batch, batch=SAMPLES), 2, (2,), 2, random.Random(0), bounds=(0, 1, 2))
+    assert not plan.stages[1].graph.of("parameter")
+    if optimizer == "offloaded":
+        nodes = plan.stages[0].graph.nodes
+        choices = tuple(
+            replace(c, offloaded=n.op == "parameter") for n, c in zip(nodes, plan.stages[0].choices, strict=True)
+        )
+        plan = replace(plan, stages=(replace(plan.stages[0], choices=choices), plan.stages[1]))
+    program, module = program_of(plan, tmp_path), materialize(Halves())
+    state, expected = state_of(module), module(**batch)
+    expected.backward()
+    norm = nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+
+    def body(rank: int) -> tuple[float, float, int]:
+        live = materialize(Halves())
+        parallel = plan.parallelize(live)
+        mine = torch.optim.AdamW(live.parameters(), 0.01)
+        live(**batch).backward()
+        found = parallel.clip_grad_norm_(0.1).item()
+        mine.step()
+        mesh, model, optimizer = program.build(state)
+        program.train_step(model, optimizer, batch, mesh, 0)
+        program.save_training(model, optimizer, tmp_path / "checkpoints", 1)
+        return found, optimizer.gradient_norm, program.resume(model, optimizer, tmp_path / "checkpoints")
+
+    for result in run_threads(body, plan.ranks, timeout=60):
+        assert result == pytest.approx((norm.item(), norm.item(), 1), abs=1e-12)
 
 
 def test_other_outputs_are_none(force: Force) -> None:

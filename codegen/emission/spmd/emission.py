@@ -137,9 +137,9 @@ class Emission:
 
     @cached_property
     def synchronization(self) -> Synchronization:
-        trained = [(plan, index) for plan in self.stages for index in _trained(plan)]
-        choices = [plan.choices[index] for plan, index in trained]
-        kinds = {_synchronized(plan, index) for plan, index in trained}
+        weights = [(plan, index) for plan in self.stages for index in trained(plan)]
+        choices = [plan.choices[index] for plan, index in weights]
+        kinds = {_synchronized(plan, index) for plan, index in weights}
         separate = any(plan.separate_states for plan in self.stages)
         sharded = "sharded" in kinds or separate
         return Synchronization(
@@ -179,7 +179,7 @@ class Emission:
         )
 
 
-def _trained(plan: Plan) -> list[int]:
+def trained(plan: Plan) -> list[int]:
     """The weights that have a dense gradient."""
     sparse = sparse_tables(plan.graph)
     return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]

@@ -15,7 +15,7 @@ from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
 from ..common.operator_calls import value_lines
 from ..common.text import WIDTH, wrap
-from .emission import Emission
+from .emission import Emission, trained
 
 
 def _mesh(e: Emission) -> Context:
@@ -188,6 +188,7 @@ def _optimizer(e: Emission) -> Context:
         "loss_scale": e.scales_loss,
         "pipeline": e.pipeline,
         "tied": _tied(e),
+        "bare": not all(map(trained, e.stages)),
         "stale": e.pipeline is not None and e.pipeline["stale"],
         "ranks": "RANKS // PIPELINE" if e.pipeline else "RANKS",
         "optimizer_doc": f"{training.OPTIMIZERS[e.plan.optimizer][0]} over this rank's part of the weights.",
