@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...model.errors import PartitaError
+from .compiled import compiled
 
 JOB, RESULT = "job.pt", "result.pt"
 _numbers = itertools.count()
@@ -47,7 +48,8 @@ def load_program(path: Path) -> ModuleType:
         raise PartitaError(f"{path} is not a program file")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        for code in compiled(path.read_text(encoding="utf-8"), str(path)):
+            exec(code, module.__dict__)
     except (Exception, SystemExit) as error:
         raise PartitaError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
