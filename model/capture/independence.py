@@ -11,7 +11,7 @@ Sizes are shrunk where the call accepts it, but stay above every whole number am
 100 does nothing to ten elements. Whatever cannot be run, or gives no evidence, is whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..graph.notation import accesses, parse
 from ..operators.unknown import whole_notation
+from .trial_values import Operand, equal, samples, scales_of
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """All tensors that a call returns, from those that it reads."""
@@ -32,10 +32,8 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 MOST_COMBINATIONS = 2048
 """Most choices of a dim of every input that are looked at."""
-MOST_ELEMENTS = 1 << 18
-"""Most elements of a tensor with which a call is run."""
-MOST_WORK = 1 << 20
-"""Elements after which a split of a size has been tried with enough values."""
+LARGE = 1 << 16
+"""Most elements of a tensor with which a dim is tried at its own size."""
 SMALL = (5, 7, 4, 6, 9)
 """Sizes of dims, above all whole numbers among the arguments."""
 FEWEST = 3
@@ -43,21 +41,11 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """An input of a call; `gradient`: it has one."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    gradient: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
-    """One output of a call: its notation, whether it has a gradient, and whether its backward is linear in that."""
+    """One output of a call: its notation, and whether it has a gradient."""
 
     notation: str
     gradient: bool
-    linear: bool = True
 
 
 class NotPureError(Exception):
@@ -65,7 +53,7 @@ class NotPureError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Split:
+class Split:
     """Cutting `dims` of the inputs cuts dim `at` of an output; None: the results are added up."""
 
     dims: Dims
@@ -73,19 +61,24 @@ class _Split:
     at: int | None
 
 
-def findings(
-    run: Run, operands: Sequence[Operand], outputs: Shapes, constants: Sequence[float], *, custom: bool = False
-) -> list[Finding]:
-    """What is found of every output; `constants` are the numbers among the call's arguments.
+Confirm: TypeAlias = Callable[[Split, Shapes, int], bool]
+"""Whether a split that runs show holds for any values too: of inputs of these shapes, cut after so many entries."""
 
-    `custom`: the backward is the user's, and may be no gradient. Raises NotPureError.
-    """
-    return _Finder(run, tuple(operands), outputs, constants, custom).findings()
+
+def findings(
+    run: Run,
+    operands: Sequence[Operand],
+    outputs: Shapes,
+    constants: Sequence[float],
+    confirm: Confirm = lambda split, shapes, cut: True,
+) -> list[Finding]:
+    """What is found of every output; `constants` are the numbers among the call's arguments. Raises NotPureError."""
+    return _Finder(run, tuple(operands), outputs, constants, confirm).findings()
 
 
 def unsplit(run: Run, operands: Sequence[Operand], outputs: Shapes) -> list[Finding]:
     """Every output of a call that is not run."""
-    gradients = _Finder(run, tuple(operands), outputs, (), False)._differentiable()
+    gradients = _Finder(run, tuple(operands), outputs, ())._differentiable()
     ranks = [len(x.shape) for x in operands]
     return [Finding(whole_notation(ranks, len(shape)), own) for shape, own in zip(outputs, gradients, strict=True)]
 
@@ -101,15 +94,18 @@ def _one_thread() -> Iterator[None]:
 
 class _Finder:
     def __init__(
-        self, run: Run, operands: tuple[Operand, ...], outputs: Shapes, constants: Sequence[float], custom: bool
+        self,
+        run: Run,
+        operands: tuple[Operand, ...],
+        outputs: Shapes,
+        constants: Sequence[float],
+        confirm: Confirm = lambda split, shapes, cut: True,
     ) -> None:
-        self.run, self.operands, self.outputs, self.custom = run, operands, outputs, custom
+        self.run, self.operands, self.outputs, self.confirm = run, operands, outputs, confirm
         largest = max((size for x in operands for size in x.shape), default=1)
         whole = (abs(int(c)) for c in constants if isfinite(c) and float(c).is_integer())
         self.least = max((n for n in whole if n <= largest), default=0)
-        # Magnitudes of the values: a call may do nothing to what is below a limit.
-        scales = (abs(float(c)) for c in constants if isfinite(c) and 1e-6 < abs(c) < 1e6)
-        self.scales = tuple(dict.fromkeys((1.0, 30.0, *scales)))[:4]
+        self.scales = scales_of(constants)
         self.backward_failed = self.has_backward = False
 
     def findings(self) -> list[Finding]:
@@ -118,15 +114,12 @@ class _Finder:
             groups = self._groups()
             base = self._base([dims for dims, _ in groups])
             self._check_repeats(base)
-            if self.custom:
-                self._check_joint(base)
-            linear = [not self.custom or self._is_linear(o, base) for o in range(len(self.outputs))]
             candidates = [split for _, splits in groups for split in splits]
             splits = [split for split in candidates if self._holds(split, base)]
         if self.backward_failed and not self.has_backward:
             raise NotPureError("its backward fails")
         return [
-            Finding(self._notation(o, [s for s in splits if s.output == o]), gradients[o], linear[o])
+            Finding(self._notation(o, [s for s in splits if s.output == o]), gradients[o])
             for o in range(len(self.outputs))
         ]
 
@@ -163,7 +156,7 @@ class _Finder:
     def _sizes(self) -> tuple[int, ...]:
         return tuple(self.least + size for size in SMALL)
 
-    def _groups(self) -> list[tuple[Dims, list[_Split]]]:
+    def _groups(self) -> list[tuple[Dims, list[Split]]]:
         """Dims that can have any size together, most inputs first, with the splits that the shapes allow."""
         whole = tuple(x.shape for x in self.operands)
         found = []
@@ -174,7 +167,7 @@ class _Finder:
                 found.append((dims, [split for split in splits if split is not None]))
         return sorted(found, key=lambda item: -sum(d is not None for d in item[0]))
 
-    def _split(self, dims: Dims, output: int, changed: dict[int, Any]) -> _Split | None:
+    def _split(self, dims: Dims, output: int, changed: dict[int, Any]) -> Split | None:
         """The split of an output whose shape follows a size in one dim, or in none."""
         before, places = self.outputs[output], set()
         for size, shapes in changed.items():
@@ -186,11 +179,11 @@ class _Finder:
                 return None
             places.update(moved)
         if not places:
-            return _Split(dims, output, None)
+            return Split(dims, output, None)
         (place,) = places if len(places) == 1 else (None,)
         size = next(x.shape[d] for x, d in zip(self.operands, dims, strict=True) if d is not None)
         fits = place is not None and before[place] == size
-        return _Split(dims, output, place) if fits else None
+        return Split(dims, output, place) if fits else None
 
     def _combinations(self) -> Iterator[Dims]:
         """Choices of one dim or none of every input, all of one size."""
@@ -237,50 +230,6 @@ class _Finder:
                 raise NotPureError("it gives another result the second time")
             return
 
-    def _is_linear(self, output: int, base: Shapes) -> bool:
-        """True if a backward was seen to be linear in the gradient of an output."""
-        seen = False
-        for number, tensors in enumerate(self._tensors(base, 0)):
-            found = self._outputs(tensors)
-            if found is None:
-                continue
-            y = found[output]
-            generator = torch.Generator().manual_seed(number)
-            v, w = (torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y.dtype) for _ in range(2))
-            try:
-                parts = [self._gradients(tensors, self.run(tensors)[output], 10.0**number * g) for g in (v, w, v + w)]
-            except Exception:  # it has no gradient for such values
-                continue
-            seen = True
-            for one, other, both in zip(*parts, strict=True):
-                if both is None or one is None or other is None:
-                    continue
-                if not equal(one + other, both, 1e-9):
-                    return False
-        return seen
-
-    def _check_joint(self, base: Shapes) -> None:
-        """Raise NotPureError unless a backward adds up what the gradients of its outputs give one by one."""
-        for number, tensors in enumerate(self._tensors(base, 0)):
-            wanted, found = [x for x in tensors if x.requires_grad], self._outputs(tensors)
-            trained = [y for y in found or () if y.requires_grad]
-            if len(trained) < 2 or not wanted:
-                continue
-            generator = torch.Generator().manual_seed(number)
-            vs = [torch.randn(y.shape, dtype=torch.float64, generator=generator).to(y.dtype) for y in trained]
-            try:
-                joint = torch.autograd.grad(trained, wanted, vs, allow_unused=True, retain_graph=True)
-                single = [
-                    torch.autograd.grad(y, wanted, v, allow_unused=True, retain_graph=True)
-                    for y, v in zip(trained, vs, strict=True)
-                ]
-            except Exception:  # it has no gradient for such values
-                continue
-            for x, both, *parts in zip(wanted, joint, *single, strict=True):
-                given = [torch.zeros_like(x) if part is None else part for part in parts]
-                if not equal(torch.stack(given).sum(0), torch.zeros_like(x) if both is None else both, 1e-9):
-                    raise NotPureError("its backward mixes the gradients of its outputs")
-
     def _outputs(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         try:
             found = list(self.run(tensors))
@@ -292,11 +241,11 @@ class _Finder:
         """Inputs of these shapes, of several kinds of values: for one size of all scales."""
         return samples(self.operands, shapes, seed, self.scales if seed == 0 else self.scales[:1])
 
-    def _holds(self, split: _Split, base: Shapes) -> bool:
+    def _holds(self, split: Split, base: Shapes) -> bool:
         """True if results of parts are the parts of results, whatever was tried."""
         original = next(x.shape[d] for x, d in zip(self.operands, split.dims, strict=True) if d is not None)
         evidence = 0
-        for seed, size in enumerate(dict.fromkeys((*self._sizes[:2], min(original, 257 + self.least)))):
+        for seed, size in enumerate(dict.fromkeys((*self._sizes[:2], self._largest(split, base, original)))):
             shown = 0
             for tensors in self._tensors(self._resized(base, split.dims, size), seed):
                 found = self._outputs(tensors)
@@ -311,9 +260,16 @@ class _Finder:
             if not shown:
                 return False
             evidence += shown
-        return evidence >= FEWEST
+        size = self._sizes[1]
+        shapes = self._resized(base, split.dims, size)
+        return evidence >= FEWEST and all(self.confirm(split, shapes, cut) for cut in (1, size // 2))
 
-    def _agrees(self, split: _Split, tensors: Sequence[Tensor], y: Tensor, size: int) -> bool:
+    def _largest(self, split: Split, base: Shapes, original: int) -> int:
+        """The largest size that is tried: that of the model, where it takes no longer than a few hundred entries."""
+        elements = max(map(prod, self._resized(base, split.dims, original)))
+        return original if elements <= LARGE else min(original, 257 + self.least)
+
+    def _agrees(self, split: Split, tensors: Sequence[Tensor], y: Tensor, size: int) -> bool:
         """True for two ways of cutting if the parts give the whole, forward and backward."""
         at = split.at
         if at is None and not y.is_floating_point():
@@ -359,7 +315,7 @@ class _Finder:
 
     # -- the result ---------------------------------------------------------------------------------------------
 
-    def _notation(self, output: int, splits: Sequence[_Split]) -> str:
+    def _notation(self, output: int, splits: Sequence[Split]) -> str:
         """The notation of an output; of splits that exclude each other the first is taken."""
         inputs = [[":"] * len(x.shape) for x in self.operands]
         names = [f"d{d}" for d in range(len(self.outputs[output]))]
@@ -384,53 +340,6 @@ class _Finder:
         arguments = ", ".join(f"x{i}[{', '.join(dims)}]" for i, dims in enumerate(inputs))
         term = f"f({arguments})" + (f"[{', '.join(locked)}]" if locked else "")
         return f"y[{', '.join(names)}] = " + (f"sum({', '.join(sums)}) " if sums else "") + term
-
-
-def samples(
-    operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]], seed: int, scales: Sequence[float] = (1.0,)
-) -> Iterator[list[Tensor]]:
-    """Random inputs of these shapes, of several kinds of values; none where a call with them takes too long."""
-    elements = max(map(prod, shapes), default=1)
-    if elements > MOST_ELEMENTS:
-        return
-    kinds = list(product(scales, _KINDS))
-    for number, (scale, kind) in enumerate(kinds[: max(len(_KINDS), MOST_WORK // elements)]):
-        generator = torch.Generator().manual_seed(1000 * seed + number)
-        yield [_values(shape, x, kind, scale, generator, seed) for shape, x in zip(shapes, operands, strict=True)]
-
-
-def resized(shapes: Sequence[tuple[int, ...]], notation: str, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """The shapes of the inputs with the indices of a notation at these sizes."""
-    (term,) = parse(notation).terms
-    indices = [access.indices for access in accesses(term)]
-    return [
-        tuple(sizes.get(name, size) for name, size in zip(names, shape, strict=True))
-        for names, shape in zip(indices, shapes, strict=True)
-    ]
-
-
-_KINDS = ("normal", "positive", "above one", "ties", "definite")
-
-
-def _values(
-    shape: tuple[int, ...], x: Operand, kind: str, scale: float, generator: torch.Generator, seed: int
-) -> Tensor:
-    """Random values: of floats of this kind and scale; of whole numbers, which may be places in a small dim, from 0."""
-    if x.dtype == torch.bool:
-        return torch.rand(shape, generator=generator) < (0.5 if kind != "positive" else 0.9)
-    if not x.dtype.is_floating_point:
-        high = {"normal": 4, "positive": 2, "above one": 3}.get(kind, 4 + seed)
-        return torch.randint(0, high, shape, generator=generator).to(x.dtype)
-    value = torch.randn(shape, dtype=torch.float64, generator=generator)
-    if kind == "positive":
-        value = torch.rand(shape, dtype=torch.float64, generator=generator) * 0.9 + 0.05
-    elif kind == "above one":
-        value = 1.01 + value.abs()
-    elif kind == "ties":
-        value = (2 * value).round() / 2
-    elif kind == "definite" and len(shape) > 1 and shape[-1] == shape[-2]:
-        value = value @ value.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)
-    return (value * scale).requires_grad_(x.gradient)
 
 
 def _tested(dtype: torch.dtype) -> torch.dtype:
@@ -462,26 +371,3 @@ def _same_gradient(
     shapes = [x if dim is None else x.narrow(dim, 0, length) for length in lengths]
     given = [torch.zeros_like(s) if part is None else part for part, s in zip(parts, shapes, strict=True)]
     return equal(_together(given, dim), torch.zeros_like(x) if whole is None else whole, 1e-7)
-
-
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
-
-
-def equal(a: Tensor, b: Tensor, tolerance: float = 0.0) -> bool:
-    """True if two tensors agree up to rounding, NaN where NaN is."""
-    a, b = a.detach(), b.detach()
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not b.is_floating_point():
-        return torch.equal(a, b)
-    if b.dtype not in _TOLERANCES:
-        return False
-    finite = b.isfinite()
-    if not torch.equal(a.nan_to_num(0.5, 2.0, -2.0)[~finite], b.nan_to_num(0.5, 2.0, -2.0)[~finite]):
-        return False
-    if not bool(a.isfinite().eq(finite).all()):
-        return False
-    if not bool(finite.any()):
-        return True
-    bound = max(tolerance, _TOLERANCES[b.dtype]) * (1 + float(b[finite].abs().max()))
-    return bool((a[finite] - b[finite]).abs().max() <= bound)

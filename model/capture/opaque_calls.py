@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Attribute
 from ..operators.unknown import MOST_INPUTS, call_source, constants_in
-from .independence import Finding, NotPureError, Operand, findings, unsplit
+from .independence import Finding, NotPureError, findings, unsplit
 from .translation import A, Index, T, Value
+from .trial_values import Operand
 
 _OWN = ("aten", "prims")
 """The libraries of operators that come with torch."""

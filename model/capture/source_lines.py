@@ -40,6 +40,12 @@ def _installed(file: str) -> bool:
     return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(_LIBRARIES)
 
 
+def error_line(error: BaseException) -> str:
+    """The user's line that raised an error: `file.py:12: code`."""
+    frames = [(f.filename, f.lineno or 0, f.line or "") for f in traceback.extract_tb(error.__traceback__)]
+    return user_line(frames)
+
+
 def place_of(error: BaseException, module: nn.Module) -> str:
     """Where in the user's code `module` raised the error: `in module 'blocks.0', at file.py:12: code`."""
     names = {id(part): name for name, part in module.named_modules()}

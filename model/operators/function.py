@@ -42,9 +42,9 @@ def _class_source(
     names = _names(inputs, len(results), body)
     first = inputs + len(results)
     read = [refers_to(arguments) for _, arguments in body]
-    forward = _needed(results, read, first)
+    forward = needed(results, read, first)
     wanted = [value for value in gradients if value is not None]
-    backward = _needed(wanted, read, first)
+    backward = needed(wanted, read, first)
     own = [value for value in backward if value >= first and value not in forward]
     outside = {value for v in own for value in read[v - first]} | {*wanted}
     saved = sorted(v for v in outside if v not in own and not inputs <= v < first)
@@ -80,7 +80,7 @@ def _statement(statement: tuple[str, Any], names: Sequence[str]) -> str:
     return call_source(target, arguments, names)
 
 
-def _needed(values: Iterable[int], read: Sequence[Sequence[int]], first: int) -> list[int]:
+def needed(values: Iterable[int], read: Sequence[Sequence[int]], first: int) -> list[int]:
     """These values and all that they are computed from, in order."""
     found: set[int] = set()
     waiting = [*values]
@@ -120,7 +120,7 @@ def check_function(node: Node) -> None:
     if any(value is not None and value >= last for value in (*results, *gradients)):
         raise ValueError(f"{node.name!r} returns a value that it does not compute")
     read = [refers_to(arguments) for _, arguments in node["body"]]
-    if any(inputs <= value < first for value in _needed(results, read, first)):
+    if any(inputs <= value < first for value in needed(results, read, first)):
         raise ValueError(f"{node.name!r} reads gradients in its forward")
 
 
@@ -152,7 +152,7 @@ def _flops(node: Node, inputs: tuple[Node, ...]) -> int:
     """One for every element of inputs and output, in every statement of the forward."""
     first = len(inputs) + len(node["results"])
     read = [refers_to(arguments) for _, arguments in node["body"]]
-    statements = [value for value in _needed(node["results"], read, first) if value >= first]
+    statements = [value for value in needed(node["results"], read, first) if value >= first]
     return max(1, len(statements)) * (node.numel + sum(x.numel for x in inputs))
 
 
