@@ -58,10 +58,18 @@ class Write:
         return draws(self.kind, prod(self.shape), self.dtype)
 
 
+NARROW = ("bfloat16", "float16")
+
+
 def draws(kind: str, count: int, dtype: str) -> int:
-    """The 32-bit numbers that torch draws for `count` elements: blocks of 16, the last one again if incomplete."""
-    blocks = 16 if kind == "normal" and count % 16 else 0
-    return (count + blocks) * (2 if dtype == "float64" else 1)
+    """The 32-bit numbers that torch draws for `count` elements.
+
+    Normal ones come in blocks of 16. Instead of an incomplete one the last 16 elements are drawn again; narrow dtypes
+    draw a whole block and take what they need of it.
+    """
+    if kind == "normal" and count % 16:
+        count += -count % 16 if dtype in NARROW else 16
+    return count * (2 if dtype == "float64" else 1)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from partita.codegen.emission.spmd import block_classes
 from partita.codegen.emission.templates.counters import dropped, mix, random_bits
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
@@ -201,3 +203,9 @@ def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as failure:
         torchrun(path, 1, timeout=120)
     assert "planned for 4 ranks, not 1" in failure.value.output
+
+
+def test_no_block_has_the_name_of_another_class() -> None:
+    templates = Path(block_classes.__file__).parents[1] / "templates"
+    written = re.findall(r"^class (\w+)", "\n".join(path.read_text() for path in templates.rglob("*.jinja")), re.M)
+    assert {*written} <= {*block_classes.TAKEN}

@@ -115,6 +115,20 @@ def test_a_live_module_begins_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["2.running_mean"].tolist() == [0.5] * 10
 
 
+def test_constants_alone_begin(tmp_path: Path) -> None:
+    """Nothing is drawn, read or split."""
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Scale(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.scale = nn.Parameter(torch.ones(3))\n\n"
+        "    def forward(self, x):\n        return (x * self.scale).sum()\n\n\n"
+        "def model():\n    return Scale(), (torch.zeros(4, 3),)\n"
+    )
+    made = plan_model(
+        f"{tmp_path / 'model.py'}:model", MachineChoice(hierarchy=(1,)), {"batch": 4}, SearchSpace(), Budget()
+    )
+    assert made.verify()["initial_error"] == 0.0
+
+
 def test_without_values_a_program_needs_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = nn.Sequential(nn.Linear(6, 10, device="meta"), nn.Linear(10, 3))
     plan = partita.optimize(module, torch.zeros(8, 6), Machine.adhoc((1,)), loss=torch.sum)

@@ -83,6 +83,7 @@ class Schemes(nn.Module):
         nn.init.kaiming_normal_(self.kaiming)
         self.halved = nn.Parameter(torch.randn(30, 4) * 0.5 + 1)
         self.narrow = nn.Parameter(torch.randn(33, 3).to(torch.bfloat16))
+        self.sixteen = nn.Parameter(torch.randn(5, 7, dtype=torch.bfloat16))
         self.wide = nn.Linear(4, 30, dtype=torch.float64)
         self.attention = nn.MultiheadAttention(8, 2)
         self.constant = nn.Parameter(torch.zeros(()) + 2.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ....model import mersenne_twister
 from ....model.graph.pcg import PCG
-from ....model.initial_values import FILE, SERIAL, InitialValues, Write
+from ....model.initial_values import FILE, NARROW, SERIAL, InitialValues, Write
 from .features import Context
 from .rolled_lines import line, quoted, rolled, written
 from .text import tuple_text
@@ -39,6 +39,7 @@ def context(initial: InitialValues | None, graphs: Iterable[PCG], pieces: bool) 
         "constants": any(write.kind == "constant" for write in writes),
         "listed": any(write.kind == "values" for write in writes),
         "dtypes": any(write.dtype != "float32" for write in drawn),
+        "narrow": any(write.kind == "normal" and write.dtype in NARROW for write in drawn),
         "chained": any(write.calls for write in drawn),
         "seeded": any(write.seed is not None for write in writes),
         "stored": stored,

@@ -61,6 +61,7 @@ def _modules(plan: Plan, used: Used, names: Mapping[str, str]) -> list[StageModu
     """Writers of the stages' classes, which share those of blocks and the description of weights."""
     found = divided([part.graph for part in plan.parts], plan.micro_batches)
     classes = BlockClasses("Module" if precision(plan.dtype).narrow else "nn.Module")
+    classes.taken |= {_title([number]) for number in range(len(plan.parts))}
     modules: list[StageModules] = []
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}

@@ -7,7 +7,12 @@ from ....model.graph.builder import free_name
 from ..common.statements import reserved
 from .repeated_blocks import Block, entry_name
 
-_TAKEN = ("Model", "Axis", "Mesh", "Move", "Module", "Bucket", "Optimizer")
+TAKEN = (
+    "At", "Axis", "Blocks", "Bucket", "Enter", "Gathered", "Group", "Groups", "Initial", "Leave", "Left", "Mesh",
+    "Model", "Module", "Move", "Optimizer", "Part", "Pending", "Place", "Received", "Recomputed", "Run", "Samples",
+    "Saved", "StageEnd", "Step", "Table", "Tape", "Values", "Weight", "Weighted",
+)  # fmt: skip
+"""Classes of the templates."""
 
 
 @dataclass
@@ -15,7 +20,7 @@ class BlockClasses:
     """Text of classes -> their names, and the list entries that they are: (prefix, entries per block) -> numbers."""
 
     base: str
-    taken: set[str] = field(default_factory=lambda: set(_TAKEN) | reserved())
+    taken: set[str] = field(default_factory=lambda: set(TAKEN) | reserved())
     names: dict[str, str] = field(default_factory=dict)
     entries: dict[str, dict[tuple[str, int], list[int]]] = field(default_factory=dict)
 
