@@ -10,6 +10,7 @@ alone, on the same samples from the same weights, and prints both losses.
 import importlib.util
 import sys
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,7 +78,7 @@ def by_plan(program: ModuleType, built: tuple[Any, ...], data: Sequence[Any], st
     """The losses of training what the plan's program built; every rank calls this."""
     mesh, model, optimizer = built
     loader = DataLoader(data, batch_sampler=program.Samples(mesh, len(data)))  # type: ignore[arg-type]
-    numbered = zip(range(steps), loader, strict=False)
+    numbered = zip(range(steps), chain.from_iterable(repeat(loader)), strict=False)  # epoch after epoch
     return [program.train_step(model, optimizer, batch, mesh, step, local=True) for step, batch in numbered]
 
 
@@ -91,7 +92,8 @@ def alone(program: ModuleType, mesh: Any, module: nn.Module, data: Sequence[Any]
     optimizer = torch.optim.AdamW(groups, 1e-3, betas=(0.9, 0.95), eps=1e-8)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: program.learning_rate(step, 10, 1000))
     losses = []
-    for _, batch in zip(range(steps), DataLoader(data, batch_sampler=order), strict=False):  # type: ignore[arg-type]
+    loader = DataLoader(data, batch_sampler=order)  # type: ignore[arg-type]
+    for _, batch in zip(range(steps), chain.from_iterable(repeat(loader)), strict=False):
         optimizer.zero_grad()
         _, loss = module(**batch)
         loss.backward()

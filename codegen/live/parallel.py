@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, SupportsIndex
@@ -77,13 +77,12 @@ class Parallel:
                 x.grad.mul_(factor.to(x.grad.dtype))
         return norm
 
-    def samples(self, count: int, first: int = 0) -> Iterator[list[int]]:
+    def samples(self, count: int, first: int = 0) -> Any:
         """A DataLoader's `batch_sampler`: the samples of a data set of `count` that this rank reads, from step `first`.
 
-        Without end, shuffled anew in every epoch; for `local=True`.
+        An epoch an iteration, each shuffled anew; for `local=True`.
         """
-        found: Iterator[list[int]] = self.program.Samples(self.mesh, count, first)
-        return found
+        return self.program.Samples(self.mesh, count, first)
 
     def whole_state(self) -> dict[str, Tensor]:
         """All weights, whole, under their original names, on rank 0's CPU (elsewhere {}); every rank takes part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 from collections.abc import Callable, Mapping
@@ -17,12 +18,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from partita import Machine, PartitaError, load_plan, optimize
+from partita.codegen.emission.common.data import reading_axes
 from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.reference import CountedNumbers, materialize, state_of
 from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.worker import load_program
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.pcg import PCG
+from partita.model.training import Training
 
 from .pipelines import at_random
 
@@ -82,8 +87,13 @@ def graph_of(name: str, batch: int = SAMPLES) -> PCG:
 
 
 def plan_of(name: str, kind: int, force: Force) -> Plan:
-    """Random plans: of one stage, of several micro-batches, of a pipeline."""
+    """Random plans: of one stage, of several micro-batches, of a pipeline; from 8 on ranks that share the samples."""
     rng = random.Random(f"{name} {kind}")
+    if kind >= 8:
+        space = SearchSpace(mesh=(3,), stages=1, micro_batches=kind - 7)
+        plan = plan_graph(graph_of(name), Machine.adhoc((3,)), Training(SAMPLES, "float64", "adamw"), space)
+        assert reading_axes(plan.stages) == (0,)
+        return plan
     if kind < 6:
         return force(graph_of(name), ((2,), (4,), (2, 2), (3,), (5,), (2, 3))[kind], rng)
     if name == "words" and kind == 6:
@@ -96,7 +106,7 @@ def program_of(plan: Plan, folder: Path) -> ModuleType:
     return load_program(folder / "program.py")
 
 
-CASES = [("classifier", 5), ("words", 2), ("words", 6), ("words", 7)]
+CASES = [("classifier", 3), ("words", 2), ("words", 9), ("words", 7)]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -109,10 +119,11 @@ def test_samples_of_a_rank_and_evaluation(name: str, kind: int, force: Force, tm
 
     def train(rank: int) -> tuple[list[float], list[float], float, list[int]]:
         mesh, model, optimizer = program.build(state)
-        numbers = [order for order, _ in zip(program.Samples(mesh, count), range(4), strict=False)]
-        loader = DataLoader(rows, batch_sampler=program.Samples(mesh, count))  # type: ignore[arg-type]
-        first = []
-        for step, batch in zip(range(4), loader, strict=False):
+        order = program.Samples(mesh, count)
+        numbers = [*order, *order][:4]
+        assert len(order) == 3 and [*program.Samples(mesh, count, 2)] == numbers[2:3]
+        first, loader = [], DataLoader(rows, batch_sampler=program.Samples(mesh, count))  # type: ignore[arg-type]
+        for step, batch in zip(range(4), itertools.chain(loader, loader), strict=False):
             assert all(torch.equal(batch[key], x[numbers[step]]) for key, x in whole.items())
             first.append(program.train_step(model, optimizer, batch, mesh, step, local=True))
         last = program.evaluate(model, {key: x[:SAMPLES] for key, x in whole.items()}, mesh)
@@ -142,7 +153,7 @@ def test_samples_of_a_rank_and_evaluation(name: str, kind: int, force: Force, tm
 
 def test_batches_of_another_size(force: Force, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Refused, or filled up with samples that do not count where that changes nothing."""
-    plan = plan_of("words", 0, force)
+    plan = plan_of("words", 8, force)
     program, batch, module = program_of(plan, tmp_path), data("words", SAMPLES), materialize(Words())
     wrong = {
         "ids is [12, 4], but [12, 5] is planned": {"ids": batch["ids"][:, :4], "labels": batch["labels"]},
@@ -154,16 +165,24 @@ def test_batches_of_another_size(force: Force, tmp_path: Path, capfd: pytest.Cap
         with pytest.raises(RankError):
             run_threads(lambda _, inputs=inputs: _step(program, inputs), plan.ranks, timeout=60)  # type: ignore[misc]
         assert words in capfd.readouterr().err
-    few = {key: x[:7] for key, x in batch.items()}
+    few = {key: x[:5] for key, x in batch.items()}
     state = state_of(module)
 
-    def evaluated(rank: int) -> float:
+    def evaluated(rank: int) -> tuple[float, float, int]:
         mesh, model, _ = program.build(state)
-        loss: float = program.evaluate(model, few, mesh)
-        return loss
+        mine = [number for number in program.own_samples(mesh).tolist() if number < 5]
+        local = program.evaluate(model, {key: x[mine] for key, x in few.items()}, mesh, local=True)
+        whole = program.evaluate(model, few, mesh)
+        try:
+            program.evaluate(model, wrong["ids is [15, 5], but"], mesh)
+        except SystemExit:
+            assert model.training and mesh.training
+        return local, whole, len(mine)
 
-    found = run_threads(evaluated, plan.ranks, timeout=60)[0]
-    assert abs(found - module.eval()(**few)["loss"].item()) < 1e-9
+    results = run_threads(evaluated, plan.ranks, timeout=60)
+    expected = module.eval()(**few)["loss"].item()
+    assert [result[:2] for result in results] == [pytest.approx((expected, expected), abs=1e-9)] * plan.ranks
+    assert [count for *_, count in results] == [4, 1, 0]  # a rank without samples takes part
     assert "-100" not in force(graph_of("classifier"), (2,), random.Random(1)).emit().partition("def fitted")[2][:600]
 
 
@@ -180,6 +199,31 @@ def test_evaluation_with_other_random_numbers_is_refused(
     with pytest.raises(RankError):
         run_threads(lambda _: program.build(state)[1].eval(), 2, timeout=60)
     assert "random numbers besides dropout" in capfd.readouterr().err
+
+
+def test_files_are_checked_before_training(
+    force: Force, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = program_of(plan_of("words", 0, force), tmp_path)
+    torch.save({"ids": torch.zeros(12, 5)}, tmp_path / "data.pt")
+    for words, arguments in {
+        "there is no none.pt": ["none.pt"],
+        "there is no none": ["", "none"],
+        "cannot write none/x.pt": ["", "", "none/x.pt"],
+        f"cannot write {tmp_path}": ["", "", str(tmp_path)],
+        "cannot write checkpoints": ["--checkpoints", str(tmp_path / "data.pt")],
+    }.items():
+        monkeypatch.setattr("sys.argv", ["program.py", *arguments])
+        with pytest.raises(SystemExit):
+            program.main()
+        assert words in capfd.readouterr().err
+    for call, words in (
+        (lambda: program.samples(torch.load(tmp_path / "data.pt"), 0), "the data lacks labels"),
+        (program.build, "call torch.distributed.init_process_group first"),
+    ):
+        with pytest.raises(SystemExit):
+            call()
+        assert words in capfd.readouterr().err
 
 
 def _step(program: ModuleType, inputs: Mapping[str, Tensor]) -> float:
@@ -254,7 +298,7 @@ def test_the_loop_trains_as_the_emitted_file(force: Force, tmp_path: Path) -> No
         loader = DataLoader(rows, batch_sampler=program.Samples(mesh, len(rows)))  # type: ignore[arg-type]
         found = [
             program.train_step(model, optimizer, batch, mesh, step, local=True)
-            for step, batch in zip(range(4), loader, strict=False)
+            for step, batch in zip(range(4), itertools.chain(loader, loader), strict=False)
         ]
         return found, program.whole_weights(model, mesh)
 
@@ -268,7 +312,7 @@ def test_the_loop_trains_as_the_emitted_file(force: Force, tmp_path: Path) -> No
         optimizer = torch.optim.AdamW(groups, 0.001, betas=(0.9, 0.95))
         rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: program.learning_rate(step, 10, 1000))
         found = []
-        for _, batch in zip(range(4), loader, strict=False):
+        for _, batch in zip(range(4), itertools.chain(loader, loader), strict=False):
             loss = module(**batch)["loss"]
             loss.backward()
             parallel.clip_grad_norm_(1.0)

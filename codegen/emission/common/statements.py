@@ -26,7 +26,7 @@ RESERVED = frozenset(
     "whole whole_of own_part own_rows own_columns sys weakref refuse make_axis learning_rate buckets make_optimizer "
     "initialize Initial jump "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
-    "shapes fitted build evaluate backward losses loss_of own_samples local itertools time "
+    "shapes fitted build evaluate forwards check_files backward losses loss_of own_samples local itertools time "
     "side_by_side reordered traded tied Tied Pieces Gathered Place linear_relu LinearReLU "
     "uniform normal bernoulli integers uniform_numbers normal_numbers integer_numbers "
     "reshaped contracted Contraction toward taken Taken recomputed Recomputed checkpoint keeps mode modes".split()

@@ -68,9 +68,10 @@ def library_imports(used: Used) -> list[str]:
     return [f"import {name}  # registers operators" for name in used.libraries]
 
 
-def data(graph: PCG, batch: int, used: Used) -> Context:
-    """Batches: their shapes, random ones, and the next samples of a data set."""
+def data(graph: PCG, batch: int, used: Used, *, reading: bool = False) -> Context:
+    """Batches: their shapes, random ones, and the next samples of a data set; `reading`: ranks may read parts."""
     return {
+        "reading": reading,
         "shapes": shape_lines(graph),
         "padding": padding(graph),
         "synthetic": synthetic_lines(graph, batch, used),

@@ -268,7 +268,7 @@ def _pipelined_step(e: Emission) -> Context | None:
 
 
 def _data(e: Emission) -> Context:
-    return training.data(e.plan.graph, e.plan.batch, e.used)
+    return training.data(e.plan.graph, e.plan.batch, e.used, reading=bool(e.reading))
 
 
 def _own_samples(e: Emission) -> Context | None:
@@ -345,6 +345,6 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("training_step.jinja", _whole_step),
     Feature("stages.jinja", _pipelined_step),
     Feature("data.jinja", _data),
-    Feature("own_samples.jinja", _own_samples, imports=lambda _: ["import itertools"]),
+    Feature("own_samples.jinja", _own_samples),
     Feature("main.jinja", _main, imports=lambda _: ["import argparse", "import time"]),
 )
