@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from partita.model.capture.load import load_module
-from partita.model.capture.references.config_shrinker import smaller
+from partita.model.capture.references.config_shrinker import TRIED, shrunk, smaller
 from partita.model.capture.references.huggingface_inputs import example_inputs, sequence_of
 from partita.model.capture.references.image_classifiers import AUXILIARY, with_cross_entropy
 from partita.model.capture.references.scheme import SCHEMES, weights_on
@@ -51,22 +51,38 @@ class Config:
         return dict(vars(self))
 
 
+SMALLEST = {group: limits[0] for group, limits in TRIED.items()}
+
+
 def test_a_small_config_has_few_of_everything() -> None:
-    small = smaller(Config())
-    assert (small.hidden_size, small.intermediate_size, small.num_hidden_layers) == (64, 256, 2)
+    small = smaller(Config(), SMALLEST)
+    assert (small.hidden_size, small.intermediate_size, small.num_hidden_layers) == (72, 288, 2)
     assert (small.num_attention_heads, small.num_key_value_heads, small.head_dim) == (4, 2, 16)
     assert (small.num_experts, small.num_experts_per_tok) == (4, 2)
     assert small.layer_types == ["local", "full"]  # every kind of layer is left
     assert small.eos_token_id < small.vocab_size == 256
     assert (small.rope_theta, small.tie_word_embeddings) == (1e6, True)
+    assert smaller(Config(), {}) == Config()
 
 
-def test_only_counts_are_made_smaller_where_widths_do_not_fit() -> None:
-    wide = smaller(Config(), level=2)
-    assert (wide.hidden_size, wide.head_dim, wide.num_attention_heads, wide.num_key_value_heads) == (576, 256, 2, 1)
-    small = smaller(Config(), level=1)
-    assert (small.hidden_size, small.head_dim, small.num_attention_heads, small.num_hidden_layers) == (2304, 256, 8, 2)
-    assert smaller(Config(), level=0) == Config()
+def test_heads_of_a_state_space_are_divided_as_those_of_attention() -> None:
+    @dataclass
+    class Hybrid(Config):
+        mamba_n_heads: int = 18
+        mamba_d_head: int = 256
+        mamba_expand: int = 2
+
+    small = smaller(Hybrid(), SMALLEST)
+    assert small.mamba_n_heads * small.mamba_d_head == small.mamba_expand * small.hidden_size
+
+
+def test_what_fits_is_found_by_trying() -> None:
+    """Heads are widened until the model runs; else what does not fit is left as it was."""
+    found = shrunk(Config(), lambda config, whole: config.head_dim >= 48)
+    assert (found.head_dim, found.num_hidden_layers, found.num_experts) == (64, 2, 4)
+    found = shrunk(Config(), lambda config, whole: not whole and config.num_experts in (64, 8))
+    assert (found.num_experts, found.num_experts_per_tok, found.head_dim, found.vocab_size) == (8, 2, 16, 256)
+    assert shrunk(Config(), lambda config, whole: False) == Config()
 
 
 def test_widths_of_stages_and_of_parts() -> None:
@@ -93,8 +109,8 @@ def test_widths_of_stages_and_of_parts() -> None:
         def to_dict(self) -> dict[str, Any]:
             return dict(vars(self))
 
-    small = smaller(Both())
-    assert small.text_config.hidden_size == 64
+    small = smaller(Both(), SMALLEST)
+    assert small.text_config.hidden_size == 72
     assert small.projection_dim == 32  # divided as the text's widths
     vision = small.vision_config
     assert (vision.embed_dims, vision.depths, vision.num_heads) == ((16, 32, 80, 128), (2, 1, 1, 1), (1, 2, 5, 8))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...errors import PartitaError
-from .config_shrinker import LEVELS, smaller
+from .config_shrinker import shrunk
 from .huggingface_inputs import OPTIONAL, example_inputs, parts, sequence_of
 from .scheme import Build, weights_on
 
@@ -141,19 +141,25 @@ def _heads(transformers: Any, config: Any) -> dict[str, Any]:
 
 def _small(kind: Any, config: Any) -> tuple[Any, tuple[str, ...]]:
     """The smallest config of an architecture that can be called, and the arguments that forward needs besides."""
-    for level in LEVELS:
+    needed: dict[int, tuple[str, ...]] = {}
+
+    def fits(made: Any, whole: bool) -> bool:
         try:
-            made = _trainable(kind, smaller(config, level), tell=False)
+            made = _trainable(kind, made, tell=False)
             with torch.device("meta"):
                 weights = sum(p.numel() for p in kind(made).parameters())
         except Exception:  # whatever the constructor raises for sizes that do not fit
-            continue
+            return False
         if weights > MOST_TRIED:
-            return config, ()
+            return not whole
         for more in OPTIONAL:
             if _runs(kind, made, more):
-                return made, more
-    return config, ()
+                needed[id(made)] = more
+                return True
+        return False
+
+    found = shrunk(config, fits)
+    return found, needed.get(id(found), ())
 
 
 def _runs(kind: Any, config: Any, more: tuple[str, ...]) -> bool:
