@@ -34,6 +34,7 @@ from .synthetic import generator
 from .worker import Outcome
 
 _SCALES = ("weight", "scale", "gain", "gamma", "g")  # what multiplies, where it has one dim
+_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -83,8 +84,8 @@ class CountedNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if given.get("dtype") is torch.float32:  # a cast, or a new tensor: the program has its own dtype there
-            given["dtype"] = torch.float64
+        if given.get("dtype") in _DOUBLE:  # a cast, or a new tensor: the program has its own dtype there
+            given["dtype"] = _DOUBLE[given["dtype"]]
         numbers = drawn(func, args, given, self._draw)
         if numbers is not None:
             return args[0].copy_(numbers) if func._schema.name.endswith("_") else numbers

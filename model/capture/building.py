@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any, TypeAlias
@@ -35,6 +36,34 @@ _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "A
 _NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
 REMEDY = "use known operators"
 """What helps where an operator has no translation."""
+
+
+class Complex(Index):
+    """A node that holds a complex tensor of `rank` dims: its last dim has the real and the imaginary part."""
+
+    rank: int
+
+    def __new__(cls, index: int, rank: int) -> "Complex":
+        made = super().__new__(cls, index)
+        made.rank = rank
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """The shape and dtype of a node."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def as_pairs(value: Any) -> Any:
+    """Tensors, of which complex ones are described by their pairs of real and imaginary parts."""
+    if isinstance(value, list | tuple):
+        return [as_pairs(each) for each in value]
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        return Like((*value.shape, 2), value.dtype.to_real())
+    return value
 
 
 def present(*operands: "Index | None") -> list[Index]:
@@ -90,10 +119,15 @@ class Building:
         )
 
     @property
-    def like(self) -> Any:
-        """The (fake) tensor that the current call returns."""
+    def result(self) -> Any:
+        """The (fake) tensor that the current call returns, or several."""
         assert self._current is not None
         return self._current.meta["val"]
+
+    @property
+    def like(self) -> Any:
+        """What the current call returns, with the shapes and dtypes of nodes: complex tensors are pairs."""
+        return as_pairs(self.result)
 
     def at(self, index: int) -> Node:
         return self.builder.nodes[index]
@@ -177,6 +211,15 @@ class Building:
         if dtype is None or dtype == self.at(x).dtype:
             return x
         return self.add("to", x, shape=self.shape(x), dtype=dtype)
+
+    def listed(self, name: str, values: Sequence[float], dtype: str) -> Index:
+        """A constant of few numbers, created once."""
+        key = ("listed", name, tuple(values), dtype)
+        if key not in self._constants:
+            shape = (len(values),)
+            made = self.builder.add("constant", shape=shape, dtype=dtype, name=name, values=tuple(values))
+            self._constants[key] = Index(made)
+        return self._constants[key]
 
     def full(self, value: float, shape: Sequence[int] = (), dtype: str | None = None) -> Index:
         """A constant, created once."""

@@ -132,6 +132,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             name, shape, tensor, batch_dim = next(order)
+            _check_real(f"input {name!r}", tensor)
             nodes.append(Index(builder.input(name, shape, dtype_name(tensor.dtype), batch_dim)))
             continue
         target = (spec.target or "").removeprefix("module.")
@@ -140,6 +141,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
             nodes.append(literal(builder, target, tensors[target]))
             continue
         name = first[id(weight)]
+        _check_real(f"{'parameter' if target in parameters else 'buffer'} {name!r}", weight)
         if name not in made:
             dtype = dtype_name(weight.dtype)
             if target in parameters:
@@ -149,6 +151,14 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
                 made[name] = builder.add("buffer", shape=weight.shape, name=name, dtype=dtype, path=path)
         nodes.append(Index(made[name]))
     return nodes
+
+
+def _check_real(what: str, tensor: torch.Tensor) -> None:
+    """Raise PartitaError for complex tensors that programs would have to load, send and update."""
+    if tensor.is_complex():
+        raise PartitaError(
+            f"the {what} holds complex numbers: hold torch.view_as_real(x), and read it with torch.view_as_complex"
+        )
 
 
 def _state(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

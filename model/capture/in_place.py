@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from ..graph.builder import Builder
-from .building import Building, Index, Value
+from .building import Building, Complex, Index, Value
+from .complex_numbers import counted_from_front
 from .memory import Memory, destination
 
 _SAME_ELEMENTS = frozenset([
@@ -69,12 +70,15 @@ class InPlace(Building, ABC):
         for position, item in enumerate(target._schema.arguments):
             value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
             arguments[item.name] = self._resolve(value)
-        return arguments
+        return counted_from_front(arguments, node.meta.get("val"))
 
     def _resolve(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             self._refresh(argument)
-            return self.values.get(argument)
+            value, held = self.values.get(argument), argument.meta.get("val")
+            if isinstance(value, Index) and isinstance(held, torch.Tensor) and held.is_complex():
+                return Complex(value, held.dim())
+            return value
         if isinstance(argument, list | tuple):
             return [self._resolve(a) for a in argument]
         return argument

@@ -22,7 +22,7 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     """
     if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
         raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
-    tensor = tensor.detach()
+    tensor = as_real(tensor.detach())
     small = once(_repeated(tensor))
     made = _expression(builder, name, small)
     if made is None:
@@ -33,6 +33,11 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     if small.shape != tensor.shape:
         made = Index(builder.add("expand", made, shape=tensor.shape, dtype=dtype_name(tensor.dtype), name=name))
     return made
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor with its real and imaginary parts as a last dim."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _repeated(tensor: Tensor) -> Tensor:

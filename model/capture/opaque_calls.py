@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Attribute
 from ..operators.unknown import MOST_INPUTS, call_source, constants_in
+from .building import Complex, as_pairs
 from .independence import Finding, NotPureError, findings, unsplit
 from .translation import A, Index, T, Value
 from .trial_values import Operand
@@ -39,7 +40,8 @@ def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
     )
     several = isinstance(value, list | tuple)
     values = list(value) if several else [value]
-    shapes = tuple(tuple(int(size) for size in v.shape) for v in values)
+    pairs = [as_pairs(v) for v in values]
+    shapes = tuple(tuple(int(size) for size in v.shape) for v in pairs)
     try:
         found, intensity = _found(str(target), (call, repr(call)), operands, shapes, several, _safe(target, given, t))
     except NotPureError as error:
@@ -48,12 +50,13 @@ def opaque_call(t: T, value: Any, target: Any, given: A) -> Value:
     if target.namespace not in _OWN:
         extra["library"] = _library(t, target)
     made = []
-    for number, (v, finding) in enumerate(zip(values, found, strict=True)):
+    for number, (v, pair, finding) in enumerate(zip(values, pairs, found, strict=True)):
         gradient = finding.gradient and any(x.gradient for x in operands)
         made.append(
             t.add(
-                "opaque", *inputs, like=v, gradient=gradient, target=str(target), arguments=call,
-                notation=finding.notation, output=number if several else None, **extra,
+                "opaque", *inputs, like=pair, gradient=gradient, target=str(target), arguments=call,
+                notation=finding.notation, output=number if several else None,
+                **extra, **({"complex": True} if v.is_complex() else {}),
             )
         )  # fmt: skip
     return made if several else made[0]
@@ -90,9 +93,6 @@ def _refused(target: Any, value: Any) -> str:
         isinstance(size, int) for size in sizes
     ):
         return "the size of its result depends on the data"
-    complex_values = [v for v in values if v.is_complex()]
-    if complex_values:
-        return "it computes complex numbers"
     return ""
 
 
@@ -104,7 +104,8 @@ def _encoded(t: T, target: Any, given: A, inputs: list[int]) -> tuple[Any, ...]:
             if len(inputs) == MOST_INPUTS:
                 raise t.refusal(f"operator {target}, which reads more than {MOST_INPUTS} tensors")
             inputs.append(argument)
-            return ("@", len(inputs) - 1)
+            read = ("@", len(inputs) - 1)
+            return ("complex", read) if isinstance(argument, Complex) else read
         if isinstance(argument, list | tuple):
             return ("list", *map(encode, argument))
         if isinstance(argument, torch.dtype | torch.memory_format):
@@ -170,7 +171,8 @@ def _found(
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         result = eval(code, {"torch": torch}, dict(zip(names, tensors, strict=True)))
-        return list(result) if several else [result]
+        made = list(result) if several else [result]
+        return [torch.view_as_real(y.resolve_conj()) if y.is_complex() else y for y in made]
 
     found = findings(run, operands, shapes, constants_in(call)) if safe else unsplit(run, operands, shapes)
     return found, _intensity(target, run, operands, shapes)

@@ -5,7 +5,7 @@ The rules themselves, one per ATen operator, are in `aten`.
 
 import operator as python
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +15,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from ..errors import PartitaError
 from ..graph.builder import Builder
 from ..operators.operator import capturing
-from .building import REMEDY, Index, Value, broadcast, dtype_name, present
+from .building import REMEDY, Complex, Index, Value, broadcast, dtype_name, present
+from .complex_numbers import by_rule, is_complex, numbers_as_pairs
 from .decompositions import Decompositions
 from .in_place import InPlace, functional
 from .known_values import KnownValues
@@ -34,6 +35,12 @@ def _is_checked(node: fx.Node) -> bool:
     if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return all(_SILENT.match(getattr(user.target, "__name__", "")) or _is_checked(user) for user in node.users)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, and those in lists among them."""
+    for value in values:
+        yield from value if isinstance(value, list) else [value]
 
 
 class Translation(InPlace):
@@ -138,6 +145,10 @@ class Translation(InPlace):
         """A call of `packet`: by its registered operator, its rule or its decomposition, or as an unknown operator."""
         target: Any = node.target
         known = target.namespace in ("aten", "partita")
+        if is_complex(node.meta.get("val")) or any(isinstance(x, Complex) for x in _flat(arguments.values())):
+            arguments = numbers_as_pairs(self, target, arguments)
+            result = by_rule(self, packet, arguments, self._rule) if known else None
+            return self._unruled(node, functional(target, packet), arguments, False) if result is None else result
         result = self._registered(target, arguments)
         if result is None and known:
             result = self._rule(packet, arguments)
@@ -146,8 +157,13 @@ class Translation(InPlace):
             result = self._decomposed(node, plain)
         if result is not None:
             return result
+        return self._unruled(node, plain, arguments, known and packet in self.table)
+
+    def _unruled(self, node: fx.Node, plain: Any, arguments: dict[str, Any], declined: bool) -> Value:
+        """A call of `plain` as an unknown operator. PartitaError: none is allowed, or it has no form without writes."""
         if self.unknown is None or plain is None:
-            given = f" for {arguments}" if known and packet in self.table else ""
+            given = f" for {arguments}" if declined else ""
+            target: Any = node.target
             reason = self._reason or f"no translation{given}"
             raise self.refusal(f"operator {target} ({reason})", f"{REMEDY}, or allow unknown ones (--allow-unknown)")
         return self.unknown(self, node.meta["val"], plain, arguments)

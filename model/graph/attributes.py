@@ -77,7 +77,7 @@ def _argument(value: Any) -> bool:
     if isinstance(value, tuple) and value[:1] == ("size",):
         return len(value) == 3 and _argument(value[1]) and _place(value[2])
     if isinstance(value, tuple):
-        counts = {"dtype_of": 1, "device_of": 1} | dict.fromkeys(ARITHMETIC, 2)
+        counts = {"complex": 1, "dtype_of": 1, "device_of": 1} | dict.fromkeys(ARITHMETIC, 2)
         return (value[:1] == ("list",) or counts.get(value[0]) == len(value) - 1) and all(map(_argument, value[1:]))
     return value is None or _constant(value) or (isinstance(value, str) and value.isidentifier())
 
@@ -261,7 +261,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "lstm": {"memory": _flag},
     "rnn": {"relu": _flag},
     "scatter": {"value": _constant},
-    "opaque": {"notation": is_call_notation, "intensity": _amount, "library": _module},
+    "opaque": {"notation": is_call_notation, "intensity": _amount, "library": _module, "complex": _flag},
     "random": {"p": _share, "low": _whole, "high": _whole},
     "searchsorted": {"right": _flag},
     "function": {"notation": is_call_notation},

@@ -2,6 +2,8 @@
 
 `notation`: along which dims a call is independent (`model/capture/independence.py`); without it every rank computes the
 whole result from whole inputs. `intensity`: FLOPs for every element read or written, where they are not one.
+`complex`: the result is a complex tensor, which nodes hold as `torch.view_as_real` gives it; so are arguments tagged
+`complex`.
 """
 
 import re
@@ -78,6 +80,8 @@ def _source(value: Any, names: Sequence[str]) -> str:
     tag, *rest = value
     if tag == "@":
         return names[rest[0]]
+    if tag == "complex":
+        return f"torch.view_as_complex({_source(rest[0], names)}.contiguous())"
     if tag in ("dtype", "memory_format"):
         if not re.fullmatch(r"\w+", rest[0], re.ASCII):
             raise ValueError(f"{rest[0]!r} is not a {tag}")
@@ -107,8 +111,13 @@ def _flops(node: Node, inputs: tuple[Node, ...]) -> int:
 
 
 def _call(node: Node, names: Sequence[str]) -> str:
-    part = "" if node["output"] is None else f"[{node['output']}]"
-    return call_source(node["target"], node["arguments"], names) + part
+    return result_source(node, call_source(node["target"], node["arguments"], names))
+
+
+def result_source(node: Node, call: str) -> str:
+    """A node's own output of a call, as a pair of real and imaginary parts if it is complex."""
+    text = call if node["output"] is None else f"{call}[{node['output']}]"
+    return f"torch.view_as_real({text}.resolve_conj())" if node.get("complex") else text
 
 
 OPERATORS = (

@@ -23,7 +23,7 @@ Force = Callable[..., Any]
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "cdist": lambda x: torch.cdist(x, 2 * x[:, :3] + 1),
-    "svdvals": lambda x: torch.linalg.svdvals(x),
+    "rotation": lambda x: torch.view_as_real(torch.fft.rfft(x) * torch.view_as_complex(x[..., :2])[..., None]),
     "grid_sample": lambda x: nn.functional.grid_sample(
         x.unflatten(2, (2, 3)).transpose(1, 2), x[..., None, :2].tanh(), align_corners=False
     ),
