@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.optim import Optimizer
 
 from ...model.errors import PartitaError
 from .arguments import Arguments
 from .outputs import Form
+from .own_optimizers import OwnOptimizers
 from .parts import Names, Parts
 
 
@@ -97,6 +100,29 @@ class Parallel:
         """Copy this rank's parts from whole weights under their original names: a dict, or a file."""
         self.program.load(self._model, dict(state) if isinstance(state, Mapping) else state, self.mesh)
         self._parts.hand_back(weights=True)
+
+    def save_training(self, folder: Path | str, *optimizers: Optimizer, frozen: bool = True) -> None:
+        """Write what training goes on from, as emitted programs do: weights, `optimizers`' states, `step`.
+
+        Every rank takes part. Without `frozen` only weights that training changes. Hyperparameters and schedules of the
+        optimizers are not in it. Raises PartitaError for states that are not elementwise.
+        """
+        self._parts.follow()
+        own = OwnOptimizers(optimizers, self._parts, self.step)
+        save = self.program.save_training
+        partly = not frozen and "frozen" in inspect.signature(save).parameters
+        save(self._model, own, str(folder), self.step, **({"frozen": False} if partly else {}))
+
+    def resume(self, folder: Path | str, *optimizers: Optimizer) -> int:
+        """Go on from the last checkpoint in `folder`, of whichever plan of the module, or of its emitted program.
+
+        Every rank takes part. Returns the number of steps done, which `step` is then, too.
+        """
+        own = OwnOptimizers(optimizers, self._parts, self.step)
+        self.step = self.program.resume(self._model, own, str(folder))
+        own.put_back()
+        self._parts.hand_back(weights=True)
+        return self.step
 
 
 class Forward:

@@ -450,6 +450,60 @@ def test_what_was_made_before_parallelize_goes_on_working(force: Force) -> None:
         assert torch.allclose(results[0][0][key], x, rtol=0, atol=1e-9), key
 
 
+class Counting(torch.optim.AdamW):
+    """With a number among its states."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["calls"] = self.state[p].get("calls", 0) + 1
+
+
+@pytest.mark.parametrize("kind", [2, 9])
+def test_a_loop_goes_on_under_another_plan(kind: int, force: Force, tmp_path: Path) -> None:
+    """With the state of its own optimizer, in the loop or in the emitted file; a number among the states too."""
+    whole = data("words", 3 * SAMPLES)
+    losses, trained = reference("words", whole, 3)
+    batches = [{key: x[i * SAMPLES :][:SAMPLES] for key, x in whole.items()} for i in range(3)]
+
+    def loop(plan: Plan, first: int, last: int) -> tuple[list[float], dict[str, Tensor]]:
+        def body(rank: int) -> tuple[list[float], dict[str, Tensor]]:
+            module = materialize(Words())
+            parallel = plan.parallelize(module)
+            optimizer, found = Counting(module.parameters(), 0.01), []
+            if first:
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.fill_(torch.nan)
+                assert parallel.resume(tmp_path, optimizer) == parallel.step == first
+            for batch in batches[first:last]:
+                loss = module(**batch)["loss"]
+                loss.backward()
+                parallel.clip_grad_norm_(0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+            parallel.save_training(tmp_path, optimizer)
+            assert all(state["calls"] == last for p, state in optimizer.state.items() if p.numel())
+            return found, parallel.whole_state()
+
+        return run_threads(body, plan.ranks, timeout=60)[0]
+
+    found, _ = loop(plan_of("words", kind, force), 0, 2)
+    more, state = loop(plan_of("words", 7, force), 2, 3)
+    assert [*found, *more] == pytest.approx(losses, abs=1e-9)
+    for key, x in trained.state_dict().items():
+        assert torch.allclose(state[key], x, rtol=0, atol=1e-9), key
+    program = program_of(plan_of("words", 0, force), tmp_path)
+
+    def file(rank: int) -> tuple[int, dict[str, Tensor]]:
+        mesh, model, optimizer = program.build(state_of(materialize(Words())))
+        return program.resume(model, optimizer, tmp_path), program.whole_weights(model, mesh)
+
+    step, weights = run_threads(file, program.RANKS, timeout=60)[0]
+    assert step == 3 and all(torch.equal(weights[key], x) for key, x in state.items())
+
+
 class Halves(nn.Module):
     """Weights in the first stage of a pipeline alone."""
 
