@@ -72,7 +72,7 @@ SPLITS = (
     PeakCase((2,), 4, stages=2),
     PeakCase((4,), 8, stages=4, schedule="zero-bubble"),
 )
-SMALL = (_twin("gpt3-1.3b", sequence=128, layers=3, width=192, heads=6),)
+SMALL = (_twin("gpt3-1.3b", 4, sequence=128, layers=3, width=192, heads=6),)
 SMALL_SPLITS = (PeakCase((2,), 2), PeakCase((2,), 2, tight=True), PeakCase((2,), 4, stages=2))
 
 

@@ -16,6 +16,8 @@ from partita.cli import main
 
 # Before torch and numpy load: the tests' tensors are small, and threads that wait for each other take others' cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a process that a test starts need not compile the package again
+sys.dont_write_bytecode = False
 os.environ["PARTITA_CACHE"] = "none"  # what one test solves is no other's answer; those of the cache name a folder
 
 # The same examples every time; HYPOTHESIS_PROFILE=default looks for others.

@@ -66,19 +66,6 @@ def verify(
         return run([trial], level, timeout=timeout)[0]
 
 
-def verify_all(
-    targets: Sequence[AnyPlan | Path | str], level: str = "pool", steps: int = 3, *, timeout: float = 600.0
-) -> list[dict[str, Any]]:
-    """`verify` for many plans; with level pool, plans of equally many ranks share processes, which start once."""
-    with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
-        trials = []
-        for number, target in enumerate(targets):
-            own = Path(folder) / str(number)
-            own.mkdir()
-            trials.append(_trial(target, own, None, steps, None))
-        return run(trials, level, timeout=timeout)
-
-
 @dataclass(frozen=True)
 class Trial:
     """A program (its file is `path`) and what it must compute: `truth`, by the module from `state` on `batches`."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from partita.codegen.emission.spmd import block_classes
 from partita.codegen.emission.templates.counters import dropped, mix, random_bits
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.verification.launch import LaunchError, torchrun
+from partita.codegen.verification.launch import torchrun
+from partita.codegen.verification.threads import RankError, run_threads
 from partita.codegen.verification.worker import load_program
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.strategies.strategy import rows
@@ -158,9 +160,9 @@ def test_depth_of_a_graph_is_not_depth_of_recursion(force: Force) -> None:
     assert plan.emit().count("torch.sin(") == 150
 
 
-def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
+def test_training_on_a_data_set_is_saved(force: Force, tmp_path: Path) -> None:
     path, data, out = tmp_path / "program.py", tmp_path / "data.pt", tmp_path / "out.pt"
-    plan = megatron(layers(2))
+    plan = replace(force(layers(2), (2,), random.Random(0)), dtype="float32")
     begun(plan).emit(path)
     generator = torch.Generator().manual_seed(1)
     whole = {name: torch.randn(plan.batch * 3 + 1, 6, generator=generator) for name in ("x", "target")}
@@ -171,7 +173,7 @@ def test_training_on_a_data_set_is_saved(tmp_path: Path) -> None:
         assert all(torch.equal(batch[name], whole[name][start : start + 4]) for name in whole)
     with pytest.raises(SystemExit):
         program.samples({name: x[:3] for name, x in whole.items()}, 0)
-    assert "step 9: loss" in torchrun(path, 4, ["", str(data), str(out)], timeout=120)
+    assert "step 9: loss" in torchrun(path, 2, ["", str(data), str(out)], timeout=120)
     parameters = {plan.graph.nodes[i].name: plan.graph.nodes[i].shape for i in plan.graph.of("parameter")}
     assert {name: tuple(x.shape) for name, x in torch.load(out).items()} == parameters
 
@@ -197,12 +199,15 @@ def test_random_bits_are_those_of_murmur() -> None:
     assert abs(share - 0.3) < 0.01
 
 
-def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_number_of_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "program.py"
     megatron(layers(2)).emit(path)
-    with pytest.raises(LaunchError) as failure:
-        torchrun(path, 1, timeout=120)
-    assert "planned for 4 ranks, not 1" in failure.value.output
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    with pytest.raises(RankError, match="SystemExit: 2"):
+        run_threads(lambda _: load_program(path).main(), 1)
+    assert "planned for 4 ranks, not 1" in capsys.readouterr().err
 
 
 def test_no_block_has_the_name_of_another_class() -> None:

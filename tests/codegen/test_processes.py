@@ -9,7 +9,7 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import trial_of
-from partita.codegen.verification.verify import run, verify_all
+from partita.codegen.verification.verify import run
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.special import special_strategy
 from partita.model.capture.capture import capture
@@ -24,8 +24,6 @@ from . import test_ring as rings
 from . import test_spread as spread
 from .pipelines import at_random, captured
 
-FAMILIES = ("xdl",)
-
 
 def planned(name: str) -> Plan:
     known = entry(name)
@@ -36,30 +34,30 @@ def planned(name: str) -> Plan:
     return plan_graph(graph, Machine.adhoc((2,)), training, space, context=context)
 
 
-def test_one_launch_verifies_families_and_outlives_a_program_that_fails(tmp_path: Path) -> None:
+def test_one_launch_runs_all_and_outlives_a_program_that_fails(tmp_path: Path) -> None:
+    """A ring, and a pipeline: sends and receives that really wait for each other; and recomputed segments."""
     branches = beside.planned(beside.Branchy(), (2,), 8, micro_batches=2)
     assert branches.bundles
-    plans = {name: planned(name) for name in FAMILIES}
-    faulty, program = tmp_path / "faulty", tmp_path / "faulty" / "program.py"
-    plans["xdl"].save(faulty)
+    graph, index = rings.around(special_strategy("ring").examples[0])
+    plans = {
+        "branches": branches,
+        "faulty": branches,
+        "ring": rings.fixed(graph, index, "ring", 2),
+        "spread": spread.planned("dlrm", (2,)),
+        "xdl": planned("xdl"),
+        "recomputed": recomputation.copies(recomputation.stack(3), ["full", "selective", "none"]),
+    }
+    trials = {name: trial_of(plan, tmp_path / f"{name}.py") for name, plan in plans.items()}
+    whole = captured("gpt2", 4)
+    pipeline = at_random(whole, 2, (1,), 4, random.Random(0))
+    trials["pipeline"] = trial_of(pipeline, tmp_path / "pipeline.py", 1, whole)
+    program = trials["faulty"].path
     program.write_text(
         program.read_text().replace("def train_step(", "def train_step(*_):\n    1 / 0\n\n\ndef unused(")
     )
-    targets = [branches, faulty, spread.planned("dlrm", (2,)), *plans.values()]
-    first, failed, *others = verify_all(targets)
+    verdicts = dict(zip(trials, run(list(trials.values()), "pool", timeout=100), strict=True))
+    failed = verdicts.pop("faulty")
     assert not failed["ok"] and "ZeroDivisionError" in failed["failure"]
-    for verdict in (first, *others):
-        assert verdict["ok"], verdict
+    for name, verdict in verdicts.items():
+        assert verdict["ok"], (name, verdict["failure"])
         assert (verdict["level"], verdict["ranks"]) == ("pool", 2)
-
-
-def test_graphs_alone(tmp_path: Path) -> None:
-    """A ring, and a pipeline: sends and receives that really wait for each other; and recomputed segments."""
-    graph, index = rings.around(special_strategy("ring").examples[0])
-    ring = trial_of(rings.fixed(graph, index, "ring", 2), tmp_path / "ring.py")
-    whole = captured("gpt2", 4)
-    pipeline = trial_of(at_random(whole, 2, (1,), 4, random.Random(0)), tmp_path / "pipeline.py", 1, whole)
-    modes = recomputation.copies(recomputation.stack(3), ["full", "selective", "none"])
-    recomputed = trial_of(modes, tmp_path / "recomputed.py")
-    for verdict in run([ring, pipeline, recomputed], "pool", timeout=100):
-        assert verdict["ok"], verdict["failure"]
