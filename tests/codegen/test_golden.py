@@ -31,7 +31,8 @@ def planned(name: str) -> Plan:
     known, machine = entry(name), Machine.load(preset, nodes=nodes)
     module, inputs = load_module(name)
     batch = known.default_batch(False, machine.devices)
-    training, space = Training(batch, known.dtype, known.optimizer), SearchSpace(mesh=mesh, recompute="none", stages=1)
+    training = Training(batch, known.dtype, known.optimizer)
+    space = SearchSpace(mesh=mesh, micro_batches=4, recompute="none", stages=1)  # as a search of all numbers finds
     graph = capture(module, inputs, batch=batch)
     initial = constructed(lambda: load_module(name, device="cpu")[0], graph.originals, SEED)
     context = Context({"reference": name, "batch": batch}, initial=initial)
