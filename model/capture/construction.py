@@ -62,13 +62,14 @@ class Construction(TorchDispatchMode):
         given: _Given = pytree.tree_map_only(Tensor, self._ref, (args, options))
         known = len(self._contents.of_storage)
         result = func(*args, **options)
-        refs = [self._ref(x, made=True) for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        results = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        refs = [self._ref(x, made=True) for x in results]
         made = tuple((place, ref) for place, ref in enumerate(refs) if ref.storage >= known)
         changed = _written(func, *given)
         if made or changed:
             self._records.append(_Record(func, given, made, tuple(ref.storage for ref in changed), position))
             self._follow(func, given, made, changed, position)
-        if random and generator is None and refs:
+        if random and generator is None and any(x.device.type == "cpu" for x in results):  # not on meta: it draws nothing
             draw = drawn(_name(func), *given, position)
             self._stream.drew(draw.kind if draw else "", refs[0].count, dtype_name(refs[0].dtype), refs[0].contiguous)
         return result

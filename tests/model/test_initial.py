@@ -53,10 +53,14 @@ def begins(build: Callable[[], nn.Module]) -> InitialValues:
 
 
 class Norm(nn.Module):
-    """Its scale is called gamma; with a LayerScale, a table with padding, GPT-2's scaled matrix, a gate's bias."""
+    """Its scale is called gamma; with a LayerScale, a table with padding, GPT-2's scaled matrix, a gate's bias.
+
+    It counts the weights of a layer on meta, which draws nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        assert sum(p.numel() for p in nn.Linear(3, 5, device="meta").parameters()) == 20
         self.gamma, self.beta = nn.Parameter(torch.ones(7)), nn.Parameter(torch.zeros(7))
         self.scale = nn.Parameter(1e-5 * torch.ones(7))
         self.table = nn.Embedding(9, 6, padding_idx=2)
