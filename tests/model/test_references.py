@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from partita.model.capture.load import load_module
 from partita.model.capture.references.config_shrinker import TRIED, shrunk, smaller
+from partita.model.capture.references.huggingface import trainable
 from partita.model.capture.references.huggingface_inputs import example_inputs, sequence_of
 from partita.model.capture.references.image_classifiers import AUXILIARY, with_cross_entropy
 from partita.model.capture.references.scheme import SCHEMES, weights_on
@@ -138,6 +139,14 @@ def test_inputs_have_labels_and_no_mask_unless_asked() -> None:
         example_inputs(nn.Linear(2, 2), config, 16)
     with pytest.raises(PartitaError, match="no example is known for graph"):
         example_inputs(Classifier(), config, 16, ["graph"])
+
+
+def test_a_config_for_training() -> None:
+    inner = SimpleNamespace(dtype=torch.bfloat16, use_cache=True, to_dict=dict)
+    config = SimpleNamespace(torch_dtype="bfloat16", sub_configs={"body": None}, body=inner, layerdrop=0.1)
+    with pytest.warns(UserWarning, match="layerdrop of the config set to 0"):
+        made = trainable(Classifier, config)
+    assert (made.torch_dtype, made.body.dtype, made.body.use_cache, made.layerdrop) == (None, None, False, 0)
 
 
 def test_the_loss_of_an_image_classifier() -> None:

@@ -57,7 +57,7 @@ def built(kind: Any, config: Any, how: Build, more: Sequence[str] = ()) -> tuple
     Raises PartitaError if the class cannot be built, or computes no loss.
     """
     small, needed = _small(kind, config)
-    config = _trainable(kind, small if how.small else config)
+    config = trainable(kind, small if how.small else config)
     try:
         with weights_on(how.device):
             module = kind(config)
@@ -145,7 +145,7 @@ def _small(kind: Any, config: Any) -> tuple[Any, tuple[str, ...]]:
 
     def fits(made: Any, whole: bool) -> bool:
         try:
-            made = _trainable(kind, made, tell=False)
+            made = trainable(kind, made, tell=False)
             with torch.device("meta"):
                 weights = sum(p.numel() for p in kind(made).parameters())
         except Exception:  # whatever the constructor raises for sizes that do not fit
@@ -177,14 +177,16 @@ def _runs(kind: Any, config: Any, more: tuple[str, ...]) -> bool:
     return isinstance(loss, torch.Tensor)
 
 
-def _trainable(kind: Any, config: Any, tell: bool = True) -> Any:
+def trainable(kind: Any, config: Any, tell: bool = True) -> Any:
     """The config for training one graph: no cache of keys and values, no numbers drawn in Python.
 
+    Weights have torch's default dtype, whatever that of the published ones: some classes build only their body by it.
     Classifiers of sequences find the last token by the padding's; where the config has none, that is the end's.
     """
     for part in parts(config):
         if getattr(part, "use_cache", False):
             part.use_cache = False
+        setattr(part, "dtype" if hasattr(part, "dtype") else "torch_dtype", None)  # the older name warns
         drawn = [name for name in _DRAWN if getattr(part, name, 0)]
         for name in drawn:
             setattr(part, name, type(getattr(part, name))(0))
