@@ -112,6 +112,7 @@ def sampled(count: int, seed: int) -> list[str]:
 
 
 def _mapping(auto: str) -> Mapping[str, Any]:
+    _package("transformers")
     found = importlib.import_module("transformers.models.auto.modeling_auto")
     mapping: Mapping[str, Any] = getattr(found, f"MODEL_FOR_{auto}_MAPPING_NAMES", {})
     return mapping

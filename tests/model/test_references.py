@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +24,17 @@ from partita.model.errors import PartitaError
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_missing_package_is_refused_with_the_command(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, SCHEMES[scheme].package, None)
     with pytest.raises(PartitaError, match=rf"needs \w+: pip install 'partita\[{scheme}\]'"):
         load_module(f"{scheme}:resnet50")
+
+
+def test_a_package_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(PartitaError, match="timm cannot be imported: RuntimeError: operator torchvision::nms does not"):
+        load_module("timm:resnet50")
 
 
 @dataclass

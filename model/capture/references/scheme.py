@@ -5,7 +5,6 @@ only where a reference names the scheme, as is the package that it needs.
 """
 
 import importlib
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,13 +40,22 @@ class Scheme:
 
     def load(self, name: str, how: Build) -> tuple[nn.Module, dict[str, Any]]:
         """The model in training mode, and example inputs by argument name. Raises PartitaError."""
-        if importlib.util.find_spec(self.package) is None:
-            raise PartitaError(f"{self.form} needs {self.package}: pip install 'partita[{self.extra}]'")
+        self._check_package()
         if not name:
             raise PartitaError(f"name a model, as in {self.form}")
         file, _, function = self.function.partition(":")
         module, inputs = getattr(importlib.import_module(file, __package__), function)(name, how)
         return module.train(), inputs
+
+    def _check_package(self) -> None:
+        """Raise PartitaError where the package is missing, or does not go with what else is installed."""
+        try:
+            importlib.import_module(self.package)
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == self.package:
+                raise PartitaError(f"{self.form} needs {self.package}: pip install 'partita[{self.extra}]'") from error
+            reason = str(error).strip().split("\n")[0]
+            raise PartitaError(f"{self.package} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
 SCHEMES = {
