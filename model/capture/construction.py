@@ -69,7 +69,9 @@ class Construction(TorchDispatchMode):
         if made or changed:
             self._records.append(_Record(func, given, made, tuple(ref.storage for ref in changed), position))
             self._follow(func, given, made, changed, position)
-        if random and generator is None and any(x.device.type == "cpu" for x in results):  # not on meta: it draws nothing
+        if (
+            random and generator is None and any(x.device.type == "cpu" for x in results)
+        ):  # not on meta: it draws nothing
             draw = drawn(_name(func), *given, position)
             self._stream.drew(draw.kind if draw else "", refs[0].count, dtype_name(refs[0].dtype), refs[0].contiguous)
         return result
