@@ -4,7 +4,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +21,7 @@ from .custom_functions import CustomFunctions
 from .gradients import only_autograd
 from .inputs import Inputs
 from .objective import Loss, Objective, TrainedModule, objective
+from .python_checks import checks_pass
 from .repeated_calls import note_calls
 from .source_lines import place_of
 
@@ -127,8 +128,20 @@ def export(
 ) -> tuple[torch.export.ExportedProgram, Objective]:
     """The program at `batch` samples, and what it minimizes. Of equal `layers` it holds two.
 
-    Calls of user-defined autograd functions are noted in `functions`.
+    Calls of user-defined autograd functions are noted in `functions`. A forward that asks whether it is compiled, and
+    fails if it is, is exported as if it were not.
     """
+    try:
+        return _exported(model, inputs, batch, layers, functions)
+    except PartitaError:
+        with patch.object(torch.compiler, "is_compiling", lambda: False), suppress(PartitaError):
+            return _exported(model, inputs, batch, layers, functions)
+        raise
+
+
+def _exported(
+    model: TrainedModule, inputs: Inputs, batch: int, layers: Mapping[str, int], functions: CustomFunctions
+) -> tuple[torch.export.ExportedProgram, Objective]:
     module = model.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = without_memory(module, mode)
@@ -136,7 +149,7 @@ def export(
     wrapped = _Exported(copied, inputs, model.loss)
     examples = _examples(inputs, batch, mode)
     try:
-        with warnings.catch_warnings(), _quiet(), only_autograd(functions.apply):
+        with warnings.catch_warnings(), _quiet(), checks_pass(), only_autograd(functions.apply):
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
     except PartitaError:

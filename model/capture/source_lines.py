@@ -36,6 +36,11 @@ def user_line(frames: Sequence[Frame]) -> str:
     return "{}:{}: {}".format(*chosen[-1]) if chosen else "an unknown line"
 
 
+def is_users(file: str) -> bool:
+    """True for a file that is neither torch's nor one of capture."""
+    return "/torch/" not in file and not file.startswith((f"{_HERE}/", "<"))
+
+
 def _installed(file: str) -> bool:
     return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(_LIBRARIES)
 

@@ -16,7 +16,7 @@ from partita.model.capture.decompositions import Decompositions
 from partita.model.errors import PartitaError
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 
-from .functions import FUNCTIONS, LABELS, Lambda, X, of
+from .functions import FUNCTIONS, LABELS, Checked, Chosen, Lambda, X, of
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
@@ -409,3 +409,11 @@ class Shifted(torch.autograd.Function):
 
 def test_equal_arguments_of_other_types_are_other_calls(agrees: Any) -> None:
     agrees(Lambda(lambda x: Shifted.apply(Shifted.apply(x, 1), True)), (X,))
+
+
+def test_checks_that_only_raise_or_warn_pass(agrees: Any) -> None:
+    inputs = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    graph = agrees(Checked(), inputs)
+    assert [node.op for node in graph.nodes if node.op not in ("input", "parameter", "projection")] == ["linear"]
+    with pytest.raises(PartitaError, match=r"depends on values of tensors .* at .*: if x.sum\(\) > 0"):
+        capture(Chosen(), inputs, loss="projection")
