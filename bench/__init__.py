@@ -17,6 +17,7 @@ BENCHES = {
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
     "models": "Architectures of the ecosystem: captured, planned for 2x4 ranks, verified, each in its own process.",
     "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",
+    "operators": "Every operator that PyTorch tests itself with: captured, planned for two ranks, verified.",
     "placements": "Placement and reduction programs as variables of one network, compared with enumeration.",
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",

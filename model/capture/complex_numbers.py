@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .building import Building, Complex, Index, Value, dtype_name
+from .building import Building, Complex, Index, Value, broadcast, dtype_name
 
 Arguments: TypeAlias = dict[str, Any]
 Ruled: TypeAlias = Callable[[str, Arguments], Value]
@@ -100,6 +100,7 @@ def _converted(t: Building, packet: str, a: Arguments) -> Value:
 
 
 def pair(t: Building, real: Index, imaginary: Index) -> Index:
-    """A complex tensor of its parts, which have one shape."""
-    parts = [t.view(x, (*t.shape(x), 1)) for x in (real, imaginary)]
-    return t.add("cat", *parts, shape=(*t.shape(real), 2), dtype=t.at(real).dtype, dim=len(t.shape(real)))
+    """A complex tensor of its parts."""
+    shape = broadcast(t.shape(real), t.shape(imaginary))
+    parts = [t.view(t.expand(x, shape), (*shape, 1)) for x in (real, imaginary)]
+    return t.add("cat", *parts, shape=(*shape, 2), dtype=t.at(real).dtype, dim=len(shape))

@@ -93,6 +93,8 @@ def _refused(target: Any, value: Any) -> str:
         isinstance(size, int) for size in sizes
     ):
         return "the size of its result depends on the data"
+    if any(v.dtype == torch.complex32 for v in values):
+        return "it computes complex numbers of half precision"
     return ""
 
 

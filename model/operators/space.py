@@ -105,6 +105,15 @@ def _pool_shards(largest: bool) -> Evaluation:
 # three times. A maximum also writes, keeps and reads int64 indices, which makes up for it with 2 x 2 windows in 32
 # bits. Autograd also keeps the input of a mean, though only for its shape.
 _LINEAR_PASSES = 2 / 3
+
+
+def _sampled(node: Node, inputs: tuple[Node, ...]) -> str:
+    """Every place of the result reads any places of its channel; `grid` says which."""
+    own = ", ".join(f"s{d}" for d in range(len(node.shape) - 2))
+    whole = ", ".join(":" for _ in range(len(node.shape) - 2))
+    return f"y[n, c, {own}] = f(x[n, c, {whole}], grid[n, {own}, :])"
+
+
 _POOLS = (
     ("{}_pool", _window_rank, _window, _window_work, _pool_shards),
     ("adaptive_{}_pool", _adaptive_rank, _adaptive, _adaptive_work, None),
@@ -133,5 +142,15 @@ OPERATORS = (
     ),
     Operator(
         "interpolate", ("x",), _over_last("L", lambda node: len(node.shape) - 2), _interpolate, passes=_LINEAR_PASSES
+    ),
+    Operator(
+        "grid_sample",
+        ("x", "grid"),
+        _sampled,
+        "torch.grid_sampler({x}, {grid}, {interpolation_mode}, {padding_mode}, {align_corners})",
+        saved=("x", "grid"),
+        flops=lambda node, inputs: 2 * 2 ** (len(node.shape) - 2) * node.numel,
+        captures="aten::grid_sampler",
+        attributes=("interpolation_mode", "padding_mode", "align_corners"),
     ),
 )

@@ -24,9 +24,6 @@ Force = Callable[..., Any]
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "cdist": lambda x: torch.cdist(x, 2 * x[:, :3] + 1),
     "rotation": lambda x: torch.view_as_real(torch.fft.rfft(x) * torch.view_as_complex(x[..., :2])[..., None]),
-    "grid_sample": lambda x: nn.functional.grid_sample(
-        x.unflatten(2, (2, 3)).transpose(1, 2), x[..., None, :2].tanh(), align_corners=False
-    ),
     "renorm": lambda x: torch.renorm(x, 2, 2, 0.5),
     "nansum": lambda x: torch.nansum(x, 1),
 }

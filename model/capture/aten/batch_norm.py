@@ -67,7 +67,14 @@ def _functional(t: T, a: A) -> Value:
     return [y, None, None, a.get("running_mean"), a.get("running_var")]
 
 
+def _unseen(t: T, a: A) -> Value:
+    if a["running_mean"] is None or a.get("training") is False:
+        return None
+    raise t.refusal("a kernel of batch norms that writes its running statistics unseen", "call F.batch_norm")
+
+
 TABLE: dict[str, Rule] = {
+    **dict.fromkeys(["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update"], _unseen),
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit_functional": _functional,
     "_native_batch_norm_legit": _functional,

@@ -214,7 +214,7 @@ TABLE: dict[str, Rule] = {
     "celu": _celu,
     "hardtanh": _hardtanh,
     "log_sigmoid": _unary("logsigmoid"),
-    "prelu": lambda t, a: t.add("prelu", a["self"], a["weight"]),
+    "prelu": lambda t, a: t.add("prelu", a["self"], t.view(a["weight"], (t.at(a["weight"]).numel,))),
     "softplus": _softplus,
     "square": lambda t, a: t.add("pow", a["self"], exponent=2),
     "add": _sum_of(1),

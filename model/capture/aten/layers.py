@@ -162,6 +162,18 @@ def _attention(t: T, a: A) -> Value:
     return t.add("matmul", dropout(t, _shares(t, scores, mask, blind), p), v)
 
 
+def _safe_softmax(t: T, a: A) -> Value:
+    """A softmax that is 0 where all entries of a row are -inf, and so is its gradient."""
+    x = t.to(a["self"], a["dtype"])
+    shape, dim = t.shape(x), a["dim"] % len(t.shape(x))
+    blind = t.add(
+        "relate", t.reduce("amax", x, dim, True), t.full(-inf), shape=(*shape[:dim], 1, *shape[dim + 1 :]),
+        dtype="bool", relation="eq",
+    )  # fmt: skip
+    filled = t.add("where", blind, t.full(0.0), x, shape=shape)
+    return t.add("where", blind, t.full(0.0), t.add("softmax", filled, shape=shape, dim=dim), shape=shape)
+
+
 def _shares(t: T, scores: Index, mask: Index | None, blind: bool) -> Index:
     """The softmax of masked scores; where queries may be `blind`, that see no key, their shares are 0, as in PyTorch.
 
@@ -202,6 +214,7 @@ TABLE: dict[str, Rule] = {
     "var": lambda t, a: _variance(t, a),
     "std": _deviation,
     "softmax": _along_dim("softmax"),
+    "_safe_softmax": _safe_softmax,
     "_softmax": _along_dim("softmax"),
     "log_softmax": _along_dim("log_softmax"),
     "_log_softmax": _along_dim("log_softmax"),

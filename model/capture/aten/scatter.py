@@ -176,7 +176,8 @@ def _masked_put(t: T, x: Index, indices: Sequence[Index | None], values: Index, 
 
 def _masked_scatter(t: T, a: A) -> Value:
     """The entries of `source` in order, where the mask is true: entry number n where it is true for the n-th time."""
-    x, shape, count = a["self"], t.shape(a["self"]), t.at(a["source"]).numel
+    shape, count = tuple(int(size) for size in t.like.shape), t.at(a["source"]).numel
+    x = t.expand(a["self"], shape)
     mask = t.expand(a["mask"], shape)
     number = t.to(t.view(mask, (t.at(mask).numel,)), "int64")
     number = t.shift(t.add("cumsum", number, shape=t.shape(number), dtype="int64", dim=0), -1)

@@ -87,10 +87,17 @@ def _interpolate(mode: str) -> Rule:
     return rule
 
 
-def _normalized(t: T, x: Index, weight: Index | None, bias: Index | None, groups: int, eps: float) -> Value:
+def _normalized(
+    t: T, x: Index, weight: Index | None, bias: Index | None, groups: int, eps: float, several: bool = False
+) -> Value:
     if weight is None and bias is not None:  # PyTorch has no backward for it
         raise t.refusal("a group norm with a bias but no weight")
-    return t.add("group_norm", *present(x, weight, bias), groups=groups, eps=eps)
+    return t.add("group_norm", *present(x, weight, bias), like=t.like[0] if several else None, groups=groups, eps=eps)
+
+
+def _native_group_norm(t: T, a: A) -> Value:
+    """Without its statistics, whose gradients PyTorch does not compute."""
+    return [_normalized(t, a["input"], a["weight"], a["bias"], a["group"], a["eps"], several=True), None, None]
 
 
 def _instance_norm(t: T, a: A) -> Value:
@@ -144,6 +151,7 @@ TABLE: dict[str, Rule] = {
     **{f"adaptive_max_pool{n}d": _with_indices(_adaptive("adaptive_max_pool", n)) for n in DIMS},
     **{name: _interpolate(mode) for name, mode in _MODES.items()},
     "group_norm": lambda t, a: _normalized(t, a["input"], a["weight"], a["bias"], a["num_groups"], a["eps"]),
+    "native_group_norm": _native_group_norm,
     "instance_norm": _instance_norm,
     "pixel_shuffle": _pixel_shuffle,
     "pixel_unshuffle": _pixel_unshuffle,

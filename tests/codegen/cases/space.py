@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from partita.model.graph.builder import Builder
+
 from .build import BATCH, Build, Cases, leaf
 
 
@@ -21,7 +23,15 @@ def resampled(before: tuple[int, ...], after: tuple[int, ...], mode: str, **attr
     return over_space("interpolate", before, after, mode=mode, **plain | attributes)
 
 
+def sampled(b: Builder) -> int:
+    """Places of a grid, some of them outside."""
+    x, grid = leaf(b, BATCH, 2, 3, 4), leaf(b, BATCH, 3, 2, 2)
+    modes = {"interpolation_mode": 0, "padding_mode": 1, "align_corners": False}
+    return b.add("grid_sample", x, grid, shape=(BATCH, 2, 3, 2), **modes)
+
+
 CASES: Cases = {
+    "grid_sample": (sampled,),
     "max_pool": (
         pool("max_pool", (6, 5), (3, 3), (2, 2), ceil_mode=True),
         pool("max_pool", (7,), (4,), (3,), stride=(2,), padding=(1,)),
