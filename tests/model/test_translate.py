@@ -101,6 +101,28 @@ def test_queries_that_see_no_key(boolean: bool, agrees: Any) -> None:
     assert len(graph.of("where")) == (2 if boolean else 3)
 
 
+A, B, C = torch.arange(4), torch.arange(3), torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("select", "looked_up"),
+    [
+        (lambda x: x[A[:, None, None], B], 0),
+        (lambda x: x[A, B[:, None]], 0),
+        (lambda x: x[A[:, None], :, C], 0),
+        (lambda x: x[:, B.to(torch.int32)], 0),
+        (lambda x: x[A[:, None, None], :, C[:, None]], 0),
+        (lambda x: x[:, B, B], 1),
+        (lambda x: x[:, B[:, None], C[:5]], 1),
+        (lambda x: x[:, B.flip(0)[:, None], C], 1),
+        (lambda x: x[:, B.expand(2, 3)], 1),
+    ],
+)
+def test_an_index_that_counts_a_dim_moves_it(select: Callable[[Tensor], Tensor], looked_up: int, agrees: Any) -> None:
+    graph = agrees(Lambda(lambda x: select(x[..., :6])), (X,))
+    assert len([n for n in graph.nodes if n.op in ("index", "embedding", "gather")]) == looked_up
+
+
 def indexed(x: Tensor) -> Tensor:
     """As transformers makes them, packed sequences looked for included."""
     places = torch.arange(3)[None].expand(len(x), 3)

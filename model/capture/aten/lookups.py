@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
+
+import torch
 
 from ..translation import A, Index, Rule, T, Value, broadcast
 from .bounds import bounds
@@ -126,8 +129,44 @@ def _index(t: T, a: A) -> Value:
             "indexing by a boolean mask, whose size depends on the data,",
             "use torch.where(mask, x, 0), and divide by mask.sum() for a mean",
         )
+    whole = _whole(t, x, indices)
+    if whole is not None:
+        return whole
     at = joined(t, x, indices)
     return _rows(t, at.x, len(at.before), at.ids)
+
+
+def _whole(t: T, x: Index, indices: Sequence[Index | None]) -> Index | None:
+    """`x[i, j]` where each index counts all of its dim, along a dim of its own of the result: the dims of `x`, moved.
+
+    So masks of transformers read an attention mask, for each sample and key. None for other indices.
+    """
+    axes: dict[int, int] = {}
+    shape: tuple[int, ...] = ()
+    for dim, index in enumerate(indices):
+        if index is None:
+            continue
+        axis = _counted_axis(t, index, t.shape(x)[dim])
+        if axis is None or axis in axes.values():
+            return None
+        axes[dim] = axis
+        shape = broadcast(shape, t.shape(index))
+    if prod(shape) != prod(t.shape(x)[dim] for dim in axes):
+        return None
+    dims, others = sorted(axes), [d for d in range(len(t.shape(x))) if d not in axes]
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0  # PyTorch puts separate ones to the front
+    before, after = others[:first], others[first:]
+    sizes = t.shape(x)
+    y = t.permute(x, (*before, *sorted(dims, key=axes.__getitem__), *after))
+    return t.view(y, (*(sizes[d] for d in before), *shape, *(sizes[d] for d in after)))
+
+
+def _counted_axis(t: T, index: Index, size: int) -> int | None:
+    """The dim, counted from the back, along which an index is 0 to size - 1 and equal along all others."""
+    known = t.known.of(index) if prod(t.shape(index)) == size > 1 else None
+    if known is None or not torch.equal(known.flatten(), torch.arange(size)):
+        return None
+    return t.shape(index).index(size) - known.dim()
 
 
 def counted(t: T, ids: Index, size: int) -> Index:
