@@ -1,11 +1,12 @@
 """Batches as collators make them: dicts of any kind, whose entries may be no tensors, or unknown to forward."""
 
+import dataclasses
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import PartitaError
 
@@ -17,6 +18,20 @@ def plain_inputs(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(plain_inputs, value))
     return value
+
+
+def check_leaves(leaves: Iterable[Any]) -> None:
+    """Raise PartitaError for inputs that hide tensors, such as dataclasses of which torch was not told."""
+    for leaf in leaves:
+        fields = getattr(leaf, "__dict__", {})
+        hidden = [name for name, value in fields.items() if isinstance(value, Tensor)]
+        if hidden and not isinstance(leaf, Tensor | nn.Module):
+            kind = type(leaf).__name__
+            told = f", or call torch.export.register_dataclass({kind}) before" if dataclasses.is_dataclass(leaf) else ""
+            raise PartitaError(
+                f"the example inputs contain a {kind}, whose tensors ({', '.join(hidden)}) are not seen: give forward "
+                f"tensors, or tuples or dicts of them{told}"
+            )
 
 
 def check_names(module: nn.Module, named: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import PartitaError
 from ..training import BatchDim
-from .collated import check_names, plain_inputs
+from .collated import check_leaves, check_names, plain_inputs
 
 __all__ = ["BatchDim", "Inputs", "bound_leaves"]
 
@@ -44,6 +44,7 @@ class Inputs:
         called = ((), plain_inputs(inputs)) if isinstance(inputs, Mapping) else (tuple(map(plain_inputs, inputs)), {})
         check_names(module, called[1])
         leaves, structure = pytree.tree_flatten(called)
+        check_leaves(leaves)
         args, kwargs = pytree.tree_unflatten(range(len(leaves)), structure)
         try:
             numbered = bound_leaves(inspect.signature(module.forward), args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 import pytest
@@ -47,3 +48,25 @@ def test_any_mapping_is_a_batch() -> None:
 def test_names_that_forward_does_not_take() -> None:
     with pytest.raises(PartitaError, match=r"Model.forward: it takes no 'length', 'tokens_mask'; leave them out"):
         capture(Model(), batch(length=torch.ones(2), tokens_mask=torch.ones(2, 4)))
+
+
+@dataclass
+class Sample:
+    """What a data loader may give."""
+
+    x: Tensor
+    labels: Tensor
+
+
+class OfSamples(nn.Linear):
+    def forward(self, sample: Any) -> Tensor:
+        return functional.cross_entropy(super().forward(sample.x), sample.labels)
+
+
+def test_a_dataclass_is_an_input_once_torch_knows_it() -> None:
+    sample = Sample(torch.ones(2, 4), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(PartitaError, match=r"a Sample, whose tensors \(x, labels\) .*register_dataclass\(Sample\)"):
+        capture(OfSamples(4, 3), (sample,))
+    torch.export.register_dataclass(Sample)
+    graph = capture(OfSamples(4, 3), (sample,))
+    assert [graph.nodes[i].name for i in graph.of("input")] == ["sample_x", "sample_labels"]
