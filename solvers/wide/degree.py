@@ -8,7 +8,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Bools, Ints, compiled
 from .form import Flat, Pairs, offsets
-from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, kept_edges, ragged, substituted
+from .substitution import Incidence, Reduced, Substitution, idle_edges, incidence, ragged, substituted
 
 _WORK = 1 << 26  # additions per eliminated variable, at most
 _GROWTH = 4  # growth of its tables, at most
@@ -60,16 +60,22 @@ def eliminated(flat: Flat) -> Reduced | None:
     constant = _eliminate(out, flat.start, cost, at, table)
     if constant >= INFINITE:
         return None
-    kept = kept_edges(flat, ~(gone[flat.ends[:, 0]] | gone[flat.ends[:, 1]]))
+    keep = ~(gone[flat.ends[:, 0]] | gone[flat.ends[:, 1]])
+    sizes = np.diff(flat.at)
+    entries, begin = np.repeat(keep, sizes), int(sizes[keep].sum())
+    tables = np.empty(begin + len(table), np.int64)
+    np.compress(entries, flat.table, out=tables[:begin])
+    tables[begin:] = table
     uses = None
-    if kept.pair_use is not None:
-        uses = np.concatenate([kept.pair_use, np.zeros((len(table), kept.pair_use.shape[1]), np.int64)])
+    if flat.pair_use is not None:
+        uses = np.zeros((len(tables), flat.pair_use.shape[1]), np.int64)
+        np.compress(entries, flat.pair_use, axis=0, out=uses[:begin])
     new = replace(
         flat,
         cost=cost,
-        ends=np.concatenate([kept.ends, ends]),
-        at=offsets(np.concatenate([np.diff(kept.at), np.diff(at)])),
-        table=np.concatenate([kept.table, table]),
+        ends=np.concatenate([flat.ends[keep], ends]),
+        at=offsets(np.concatenate([sizes[keep], np.diff(at)])),
+        table=tables,
         pair_use=uses,
         constant=flat.constant + int(constant),
     )

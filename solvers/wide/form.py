@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formulation.network.network import INFINITE, Network
-from ..elimination.kernels import Ints
+from ..elimination.kernels import Ints, compiled
 
 _Number = TypeVar("_Number", np.int64, np.float64)
 
@@ -115,7 +115,7 @@ def flattened(network: Network) -> Flat:
         cost=joined([np.minimum(x.cost, INFINITE) for x in variables]),
         ends=np.array(ends, np.int64).reshape(-1, 2),
         at=offsets([t.size for t in tables]),
-        table=joined([t.ravel() for t in tables]),
+        table=_in_a_row(tables),
         limits=np.array([min(limit, _LARGEST) for limit in network.capacities], np.int64),
         piece_of=np.array([v for v, _, _ in pieces], np.int64),
         rows=np.array([row for _, row, _ in pieces], np.int64).reshape(-1, 2),
@@ -133,21 +133,36 @@ def _pieces(use: Ints, rows: Ints | None) -> list[tuple[tuple[int, int], Ints]]:
 
 
 def _merged(network: Network) -> tuple[list[tuple[int, int]], list[Ints], Ints | None]:
-    """Ends, tables and uses of the edges, the smaller variable first; parallel edges are summed."""
+    """Ends, tables and uses of the edges, the smaller variable first; parallel edges are summed.
+
+    Tables are those of the network where they can be: equal edges share them, and all in a row are large.
+    """
     tables: dict[tuple[int, int], Ints] = {}
     uses: dict[tuple[int, int], Ints] = {}
     for e in network.edges:
         key = min(e.u, e.v), max(e.u, e.v)
-        cost = np.minimum(e.cost if e.u < e.v else e.cost.T, INFINITE)
+        cost = e.cost if e.u < e.v else e.cost.T
         tables[key] = _sum(tables[key], cost) if key in tables else cost
         if e.use is not None:
             use = e.use if e.u < e.v else e.use.transpose(1, 0, 2)
             uses[key] = _use_sum(uses[key], use) if key in uses else use
     if not uses:
         return list(tables), list(tables.values()), None
-    rows = len(network.capacities)
-    parts = [uses.get(k, np.zeros((*t.shape, rows), np.int64)).reshape(t.size, rows) for k, t in tables.items()]
-    return list(tables), list(tables.values()), np.concatenate(parts)
+    together, end = np.zeros((sum(t.size for t in tables.values()), len(network.capacities)), np.int64), 0
+    for key, table in tables.items():
+        begin, end = end, end + table.size
+        if key in uses:
+            together[begin:end] = uses[key].reshape(table.size, -1)
+    return list(tables), list(tables.values()), together
+
+
+def _in_a_row(tables: Sequence[Ints]) -> Ints:
+    """The entries of all tables, at most INFINITE, row by row."""
+    together, end = np.empty(sum(t.size for t in tables), np.int64), 0
+    for table in tables:
+        begin, end = end, end + table.size
+        np.minimum(table, INFINITE, out=together[begin:end].reshape(table.shape))
+    return together
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
@@ -155,6 +170,7 @@ def _sum(a: Ints, b: Ints) -> Ints:
 
     Other sums are clipped, and stay clipped when added to; `fits` rejects them.
     """
+    a, b = np.minimum(a, INFINITE), np.minimum(b, INFINITE)
     total = np.clip(a + b, -_CUT, _CUT)
     total = np.where(np.abs(a) >= _CUT, a, np.where(np.abs(b) >= _CUT, b, total))
     return np.where(np.maximum(a, b) >= INFINITE, INFINITE, total)
@@ -170,12 +186,12 @@ def fits(flat: Flat) -> bool:
 
     No number in reduction exceeds the sum over tables of the largest cost less the least one.
     """
-    finite = [(np.where(values < INFINITE, values, 0), at) for values, at in _costs(flat)]
-    above, below = (sum(_by_part(np.maximum, *((np.maximum(sign * x, 0), at) for x, at in finite))) for sign in (1, -1))
-    uses = [(flat.use, flat.use_at)] + (
-        [] if flat.pair_use is None else [(flat.pair_use.max(axis=1, initial=0), flat.at)]
-    )
-    return above + 2 * below + abs(flat.constant) < _CUT and sum(_by_part(np.maximum, *uses)) < 1 << 62
+    least, largest = _finite_range(*_costs(flat))
+    uses = [(flat.use, flat.use_at)]
+    if flat.pair_use is not None:
+        uses.append((flat.pair_use.reshape(-1), flat.at * flat.pair_use.shape[1]))
+    costs = sum(largest) - 2 * sum(least) + abs(flat.constant)
+    return costs < _CUT and sum(_by_part(np.maximum, *uses)) < 1 << 62
 
 
 def in_floats(flat: Flat) -> Flat | None:
@@ -184,12 +200,12 @@ def in_floats(flat: Flat) -> Flat | None:
     Clipping only lowers costs, so bounds stay valid; choices without clipped costs keep their cost. An optimum there
     that costs less than `floor` plus the level is optimal. None if clipping cannot help.
     """
-    costs = [(np.where(x < INFINITE, np.abs(x), 0), at) for x, at in _costs(flat)]
-    largest, room = _by_part(np.maximum, *costs), _EXACT - 1 - abs(flat.constant)
+    least, most = _finite_range(*_costs(flat))
+    largest, room = [max(-a, b) for a, b in zip(least, most, strict=True)], _EXACT - 1 - abs(flat.constant)
     if sum(largest) <= room:
         return flat
     level = _level(largest, room)
-    negative = min(flat.cost.min(initial=0), flat.table.min(initial=0)) < 0  # only if reduction ran out of time
+    negative = min(least, default=0) < 0  # only if reduction ran out of time
     if level <= 0 or negative:
         return None
     cost, table = (np.where(x < INFINITE, np.minimum(x, level), x) for x in (flat.cost, flat.table))
@@ -214,6 +230,27 @@ def _costs(flat: Flat) -> list[tuple[Ints, Ints]]:
 def _by_part(which: np.ufunc, *parts: tuple[Ints, Ints]) -> list[int]:
     """The minimum or maximum of each part of some arrays, given the parts' offsets."""
     return [number for x, at in parts if len(x) for number in which.reduceat(x, at[:-1]).tolist()]
+
+
+def _finite_range(*parts: tuple[Ints, Ints]) -> tuple[list[int], list[int]]:
+    """The least number, or 0, and the largest finite one, or 0, of each part of some arrays, given its offsets."""
+    least, largest = list[int](), list[int]()
+    for values, at in parts:
+        low, high = np.zeros((2, len(at) - 1), np.int64)
+        _finite_ranges(values, at, low, high)
+        least += low.tolist()
+        largest += high.tolist()
+    return least, largest
+
+
+@compiled
+def _finite_ranges(values: Ints, at: Ints, low: Ints, high: Ints) -> None:
+    """Fill in `low` and `high` of every part; the arrays are too large for copies."""
+    for p in range(low.shape[0]):
+        for i in range(at[p], at[p + 1]):
+            low[p] = min(low[p], values[i])
+            if values[i] < INFINITE:
+                high[p] = max(high[p], values[i])
 
 
 def as_floats(costs: Ints) -> npt.NDArray[np.float64]:

@@ -25,6 +25,7 @@ STEPS: tuple[Callable[[Flat], Reduced | None], ...] = (
 def reduced(flat: Flat, until: float = math.inf) -> Reduced | None:
     """Apply all steps until none changes the network, or until `until` (of perf_counter); None if infeasible."""
     found = Reduced(flat)
+    del flat  # only the last network is held
     quiet = 0  # consecutive steps without change
     while quiet < len(STEPS):
         for step in STEPS:

@@ -38,23 +38,47 @@ def as_solver(solve: Callable[[Search], Solution], name: str) -> _Solve:
 
 def solve_reduced(search: Search, solve: Callable[[Search, Reduced], Solution]) -> Solution:
     """Solve a network by `solve`, which gets it without switches (these become options) and reduced."""
-    if search.network.switches:
-        pairs = without_switches(search.network)
+    network = without_loose_pairs(search.network)
+    if network.switches:
+        pairs = without_switches(network)
         inner = as_solver(partial(solve_reduced, solve=solve), search.source)
         return solve_instead(search, pairs.network, pairs.lift, inner)
-    small = _reduction(search)
+    small = _reduction(search, network)
     return small if isinstance(small, Solution) else solve(search, small)
 
 
-def _reduction(search: Search) -> Reduced | Solution:
-    """Reduce a search's network, raise its bound, and clip the largest costs for floats (`in_floats`).
+def without_loose_pairs(network: Network) -> Network:
+    """The network without the use of pairs if no assignment exceeds a capacity; its tables are as large as costs'."""
+    switched = [t for s in network.switches for t in s.edges.values()]
+    if all(e.use is None for e in network.edges) and all(use is None for _, use, _ in switched):
+        return network
+    most = [0] * len(network.capacities)
+    for term in network.terms():
+        for column in range(0 if term.use is None else term.use.shape[-1]):
+            assert term.use is not None
+            rows = (column, column + 1) if term.rows is None else term.rows[column].tolist()
+            use = int(np.max(term.use[..., column], initial=0, where=term.cost < INFINITE))
+            for r in range(*rows) if use else ():
+                most[r] += use
+    if any(x > limit for x, limit in zip(most, network.capacities, strict=True)):
+        return network
+    edges = tuple(edge if edge.use is None else replace(edge, use=None) for edge in network.edges)
+    switches = tuple(
+        replace(s, edges={k: (cost, None, extra) for k, (cost, _, extra) in s.edges.items()}) for s in network.switches
+    )
+    return replace(network, edges=edges, switches=switches)
+
+
+def _reduction(search: Search, network: Network) -> Reduced | Solution:
+    """Reduce a search's network, given as an equal one, raise its bound, and clip the largest costs (`in_floats`).
 
     Returns the solution instead if reduction decides the search.
     """
-    flat = flattened(search.network)
-    if not fits(flat):
+    whole = [flattened(network)]  # gigabytes, perhaps: given away, so that reduction can free it
+    if not fits(whole[0]):
         return search.finish("totals beyond 2^60 do not add up in 64 bits")
-    small = reduced(flat, search.until)
+    whole_is_exact = in_floats(whole[0]) is whole[0]
+    small = reduced(whole.pop(), search.until)
     if small is None or (low := small.flat.floor()) >= INFINITE:
         return search.finish("no solution, by reduction", infeasible=True)
     if small.flat.variables == 0 and not search.offer(small.assignment(())):
@@ -65,8 +89,8 @@ def _reduction(search: Search) -> Reduced | Solution:
     exact = in_floats(small.flat)
     if exact is small.flat:
         return small
-    if in_floats(flat) is flat:  # reduction may sum costs beyond the original ones
-        return Reduced(flat)
+    if whole_is_exact:  # reduction may sum costs beyond the original ones
+        return Reduced(flattened(network))
     if exact is None:
         return search.finish(INEXACT)
     return replace(small, flat=exact, cut=True)

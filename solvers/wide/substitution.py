@@ -129,13 +129,19 @@ def substituted(flat: Flat, by: Substitution) -> Reduced:
     pieces = [(by.root[flat.piece_of], flat.rows, use)]
     uses = None
     if flat.pair_use is not None:
-        uses = np.zeros((at[-1], flat.pair_use.shape[1]), np.int64)
+        columns = list[Ints]()
         for r in pair_columns(flat):
             own = np.zeros(by.start[-1], np.int64)
-            uses[:, r] = summed(np.ascontiguousarray(flat.pair_use[:, r]), own, _SUMS)
+            columns.append(summed(np.ascontiguousarray(flat.pair_use[:, r]), own, _SUMS))
             users = np.unique(by.root[flat.ends[inner, 0]])
             where = ragged(sizes[users])
             pieces.append((users, np.tile([r, r + 1], (len(users), 1)), own[by.start[users][where[0]] + where[1]]))
+        if len(columns) == 1:  # mostly; not copied
+            uses = columns[0][:, None]
+        else:
+            uses = np.empty((at[-1], len(columns)), np.int64)
+            for r, column in enumerate(columns):
+                uses[:, r] = column
     piece_of, rows, use_at, use = _joined(pieces, sizes)
     new = Flat(
         start=by.start, cost=cost, ends=new_ends, at=at, table=table, limits=flat.limits, piece_of=piece_of,

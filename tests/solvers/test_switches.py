@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -29,6 +30,7 @@ from partita.solvers.elimination.crossover import crossed
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_memory import without_extras
 from partita.solvers.protocol import Limits, Status, solver
+from partita.solvers.wide.solve_reduced import without_loose_pairs
 
 MODES = 2
 
@@ -148,6 +150,30 @@ def test_files_keep_switches(make_network) -> None:
             assert evaluate(again, picks) == evaluate(network, picks)
 
     agree()
+
+
+def test_pairs_use_nothing_where_no_assignment_exceeds_a_capacity(make_network) -> None:
+    """What a network without their use allows is what it allowed; one byte less of each capacity may matter."""
+
+    dropped = kept = 0
+    for seed in range(40):
+        network = switched(make_network(seed), seed, False)
+        ranges = [range(len(v.cost)) for v in network.variables]
+        if prod(map(len, ranges)) > 500 or not network.capacities:
+            continue
+        every = [
+            evaluate(replace(network, capacities=(1 << 40,) * len(network.capacities)), x) for x in product(*ranges)
+        ]
+        most = np.max([e.use for e in every if e.feasible] or [[0] * len(network.capacities)], axis=0)
+        for room in (most + 12, most - 1):
+            tight = replace(network, capacities=tuple(np.maximum(room, 0).tolist()))
+            plain = without_loose_pairs(tight)
+            check_network(plain)
+            dropped, kept = dropped + (plain is not tight), kept + (plain is tight)
+            for x in product(*ranges):
+                one, other = evaluate(tight, x), evaluate(plain, x)
+                assert (one.feasible, one.cost) == (other.feasible, other.cost)
+    assert dropped > 5 and kept > 5
 
 
 def test_pairs_cost_what_switches_do(make_network) -> None:
