@@ -20,6 +20,16 @@ PROJECTION = "projection"
 
 LOSS = option(str, f"{PROJECTION}: minimize a random projection of the outputs, to check a module that has no loss.")
 
+BATCH_DIM = option(str, "The dim of the inputs that counts samples, or name=dim,name=none.", metavar="DIM")
+STATISTICS_OF = option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part).")
+ALLOW_UNKNOWN = option(
+    bool,
+    "Run operators without rules as PyTorch does, split where that is found to be right (the default), or refuse them.",
+    "--allow-unknown/--refuse-unknown",
+    default=None,
+)
+"""Options of what is captured, which several commands have."""
+
 
 def check_loss_name(loss: str | None) -> None:
     """PartitaError unless `loss` is None (the module's own) or `PROJECTION`."""
@@ -92,25 +102,10 @@ class Training:
     )
     optimizer: str = field(default="adamw", metadata=option(str, ", ".join(OPTIMIZERS) + ".", default=None))
     sequence: int | None = field(default=None, metadata=option(int, "Tokens in a sample."))
-    statistics: str = field(
-        default="batch",
-        metadata=option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part)."),
-    )
+    statistics: str = field(default="batch", metadata=STATISTICS_OF)
     loss: str | None = field(default=None, metadata=LOSS)
-    batch_dim: str | None = field(
-        default=None,
-        metadata=option(str, "The dim of the inputs that counts samples, or name=dim,name=none.", metavar="DIM"),
-    )
-    allow_unknown: bool = field(
-        default=True,
-        metadata=option(
-            bool,
-            "Run operators without rules as PyTorch does, split where that is found to be right (the default), or "
-            "refuse them.",
-            "--allow-unknown/--refuse-unknown",
-            default=None,
-        ),
-    )
+    batch_dim: str | None = field(default=None, metadata=BATCH_DIM)
+    allow_unknown: bool = field(default=True, metadata=ALLOW_UNKNOWN)
 
     def __post_init__(self) -> None:
         check_count("--batch", self.batch)

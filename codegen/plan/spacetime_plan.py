@@ -29,15 +29,25 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...model.capture.objective import Loss, TrainedModule
+    from ...model.training import BatchDim
 
 Write: TypeAlias = Callable[[Graph, Sequence[int]], Any]
 """A user's plan function: transforms, assigns and orders the operators of a graph on devices."""
 
 
-def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None, *, loss: Loss = None) -> Graph:
+def graph(
+    model: nn.Module | PCG,
+    inputs: Any = None,
+    batch: int | None = None,
+    *,
+    loss: Loss = None,
+    batch_dim: BatchDim = None,
+    allow_unknown: bool = True,
+    statistics: str = "batch",
+) -> Graph:
     """The operators of a module or captured graph, for a plan to transform, assign and order.
 
-    `inputs` and `loss` are those of `capture`; `batch`: samples of a whole step. User-defined transformations are
+    `inputs` and the keywords are those of `capture`; `batch`: samples of a whole step. User-defined transformations are
     proved before they are applied. Raises PartitaError if the module cannot be captured or is not supported.
     """
     from ...solvers.spacetime.prove import prover
@@ -47,7 +57,9 @@ def graph(model: nn.Module | PCG, inputs: Any = None, batch: int | None = None, 
     from ...model.capture.capture import capture
     from ...model.capture.objective import TrainedModule
 
-    captured = capture(model, inputs, loss=loss)
+    captured = capture(
+        model, inputs, loss=loss, batch_dim=batch_dim, allow_unknown=allow_unknown, statistics=statistics
+    )
     made = Graph(captured if batch is None else with_batch(captured, batch), prover)
     made.module = TrainedModule(model, inputs, loss)
     return made

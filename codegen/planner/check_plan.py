@@ -9,6 +9,7 @@ from typing import Any
 from ...formulation.spacetime.order import PlanConflict
 from ...model.capture.load import failure, import_file, load_model
 from ...model.errors import PartitaError
+from ...model.training import parse_batch_dim
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
 from .check_request import CheckRequest
 from .named_model import constructor_values
@@ -48,7 +49,15 @@ def check(request: CheckRequest) -> Checked:
     sequence = request.sequence or constants["SEQUENCE"]
     built = load_model(reference, small=small, sequence=sequence)
     loss = request.loss or built.loss
-    operators = graph(built.module, built.inputs, request.batch or constants["BATCH"], loss=loss)
+    operators = graph(
+        built.module,
+        built.inputs,
+        request.batch or constants["BATCH"],
+        loss=loss,
+        batch_dim=parse_batch_dim(request.batch_dim),
+        allow_unknown=request.allow_unknown,
+        statistics=request.statistics,
+    )
     before = len(operators.ops)
     try:
         _run(write, operators, devices, request.file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...model.optimizers import OPTIMIZERS
 from ...model.options import option
-from ...model.training import LOSS, check_loss_name
+from ...model.training import ALLOW_UNKNOWN, BATCH_DIM, LOSS, STATISTICS_OF, check_loss_name, parse_batch_dim
 
 if TYPE_CHECKING:
     from ...model.machine.machine import Machine
@@ -37,6 +37,10 @@ class CheckRequest:
     )
     optimizer: str | None = field(default=None, metadata=option(str, ", ".join(OPTIMIZERS) + "."))
     loss: str | None = field(default=None, metadata=LOSS)
+    statistics: str = field(default="batch", metadata=STATISTICS_OF)
+    batch_dim: str | None = field(default=None, metadata=BATCH_DIM)
+    allow_unknown: bool = field(default=True, metadata=ALLOW_UNKNOWN)
 
     def __post_init__(self) -> None:
         check_loss_name(self.loss)
+        parse_batch_dim(self.batch_dim)

@@ -28,6 +28,7 @@ from .objective import Loss, Objective, TrainedModule, check_loss
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating
 from .translation import Index, Translation, dtype_name
+from .unread_calls import drop_unread_calls
 
 
 def capture(
@@ -99,6 +100,7 @@ def _captured(
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
     module, functions = model.module, CustomFunctions()
     program, found = export(model, inputs, batch, layers, functions)
+    drop_unread_calls(program.graph)
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
     translation = (Repeating if layers else Translation)({**TABLE, **functions.rules}, builder, unknown, statistics)
@@ -109,6 +111,7 @@ def _captured(
     sources = [changes.read(*pair) for pair in zip(program.graph.find_nodes(op="placeholder"), given, strict=True)]
     known = _known_buffers(builder, module).items()
     translation.known.buffers = {i: values for i, values in known if i not in changes.buffers}
+    translation.known.loaded = _loaded_buffers(builder, module)
     results = translation.run(program.graph, sources)
     loss = changes.stored(_loss(builder, results, found))
     check_updates(builder.nodes)
@@ -177,6 +180,13 @@ def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tenso
     fake = torch._subclasses.FakeTensor
     found = {i: buffers[node.name] for i, node in enumerate(builder.nodes) if node.op == "buffer"}
     return {i: value for i, value in found.items() if value.device.type == "cpu" and not isinstance(value, fake)}
+
+
+def _loaded_buffers(builder: Builder, module: nn.Module) -> frozenset[int]:
+    """The buffers that a checkpoint of the module carries, whose values may therefore be others."""
+    names, state = _first_names(module), module.state_dict(keep_vars=True)
+    carried = {names[id(tensor)] for name, tensor in _state(module) if name in state}
+    return frozenset(i for i, node in enumerate(builder.nodes) if node.op == "buffer" and node.name in carried)
 
 
 def _reads(builder: Builder, loss: int) -> bool:

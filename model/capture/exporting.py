@@ -111,16 +111,30 @@ def runs_with(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, b
     return True
 
 
+_REMEDIES = {
+    ".numpy()": "compute with torch's functions instead of NumPy's, or before the module is called",
+    "cuda": "leave devices out of forward, or take that of a tensor (x.device)",
+}
+"""What helps where torch's words contain a sign."""
+
+
 def _not_exported(error: Exception, copied: nn.Module, module: nn.Module) -> PartitaError:
     """The error for a forward that cannot be exported: what, where, and what to write instead."""
     place = place_of(error, copied)
     if isinstance(error, GuardOnDataDependentSymNode):
+        checked = ": assert " in place
+        remedy = (
+            "check the inputs before the module is called, or leave the check out"
+            if checked
+            else "choose with torch.where(condition, a, b), keep numbers as tensors, or decide outside of forward"
+        )
         return PartitaError(
             "cannot capture Python code that depends on values of tensors (if, while, assert, float, int, range) "
-            f"{place}; choose with torch.where(condition, a, b), keep numbers as tensors, or decide outside of forward"
+            f"{place}; {remedy}"
         )
     reason = str(error).strip().split("\n")[0].rstrip(".")
-    return PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}, {place}")
+    remedy = next((f"; {words}" for sign, words in _REMEDIES.items() if sign in reason), "")
+    return PartitaError(f"cannot export {type(module).__name__}: {type(error).__name__}: {reason}, {place}{remedy}")
 
 
 def export(

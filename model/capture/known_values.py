@@ -4,11 +4,13 @@ A mask is recognised by its value, however a module computes it. Values that are
 mask costs the same at any batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..graph.dtypes import FLOATS
 from ..graph.interpreter import computed
 from ..graph.pcg import SOURCES, Node
 from ..operators.operator import is_random, operator
@@ -26,16 +28,27 @@ _ELEMENTWISE = frozenset([
 
 
 class KnownValues:
-    """The values of nodes, computed when asked for; `buffers` has those of buffer nodes that are known."""
+    """The values of nodes, computed when asked for.
+
+    `buffers` has those of buffer nodes that are known, of which checkpoints may change those in `loaded`.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self.buffers: Mapping[int, Tensor] = {}
-        self._found: dict[int, Tensor | None] = {}
+        self.loaded: Collection[int] = ()
+        self._found: dict[int, Known | None] = {}
         self._least: dict[int, int] = {}
 
     def of(self, index: int) -> Tensor | None:
-        """The value of a node; floats in float64. None if it is unknown or too large."""
+        """The value of a node; floats in float64.
+
+        None if it is unknown or too large, or if what follows from floats is something else in the module's own dtypes.
+        """
+        known = self._pair(index)
+        return None if known is None else known[0]
+
+    def _pair(self, index: int) -> "Known | None":
         if index not in self._found:
             self._found[index] = self._value(index)
         return self._found[index]
@@ -47,42 +60,54 @@ class KnownValues:
             self._least[buffer] = 0 if values is None or not values.numel() else int(values.min())
         return self._least[buffer]
 
-    def _value(self, index: int) -> Tensor | None:
+    def _value(self, index: int) -> "Known | None":
         node = self._nodes[index]
-        if node.op == "buffer" and index in self.buffers:
+        if node.op == "buffer" and index in self.buffers and index not in self.loaded:
             value = self.buffers[index].detach()
-            return value.double() if value.is_floating_point() else value
+            return (value.double(), value) if value.is_floating_point() else (value, value)
         if node.op in SOURCES or is_random(node) or operator(node.op).updates:
             return None
         if node.op == "full":
             value = torch.tensor(node["value"], dtype=torch.float64 if isinstance(node["value"], float) else None)
-            return value.to(_held(node)).expand(node.shape)
+            wide, own = (value.to(dtype).expand(node.shape) for dtype in (_held(node), getattr(torch, node.dtype)))
+            return wide, own if node.dtype in FLOATS else wide
         given = []
         for source in node.inputs:
-            value_of = self.of(source)
-            if value_of is None:
+            known = self._pair(source)
+            if known is None:
                 return None
-            given.append(value_of)
-        return self._computed(node, given)
+            given.append(known)
+        exact = _computed(node, [pair[0] for pair in given], _held(node))
+        if exact is None or (node.dtype not in FLOATS and all(pair[0] is pair[1] for pair in given)):
+            return None if exact is None else (exact, exact)
+        rounded = _computed(node, [pair[1] for pair in given], getattr(torch, node.dtype))
+        if node.dtype in FLOATS:
+            return None if rounded is None else (exact, rounded)
+        return (exact, exact) if rounded is not None and torch.equal(once(rounded), once(exact)) else None
 
-    def _computed(self, node: Node, given: list[Tensor]) -> Tensor | None:
-        narrow = list(node.shape)
-        if node.op in _ELEMENTWISE:  # equal along a dim if all operands are
-            rank = len(narrow)
-            padded = [x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)) if x.dim() < rank else x for x in given]
-            for dim in range(rank):
-                if all(x.shape[dim] == 1 or x.stride(dim) == 0 for x in padded):
-                    narrow[dim] = 1
-                    padded = [x.narrow(dim, 0, 1) for x in padded]
-            given = padded
-        itemsize = 1 if node.dtype in ("bool", "uint8", "int8") else 8
-        if node.op != "expand" and torch.Size(narrow).numel() * itemsize > MOST_BYTES:
-            return None
-        with torch.no_grad():
-            value = computed(node, given)
-        if value.is_floating_point():
-            value = value.double()
-        return _equal_rows(value).expand(node.shape)
+
+Known: TypeAlias = tuple[Tensor, Tensor]
+"""A value with floats in float64, and as the module computes it; the same tensor twice for what is no float."""
+
+
+def _computed(node: Node, given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    narrow = list(node.shape)
+    if node.op in _ELEMENTWISE:  # equal along a dim if all operands are
+        rank = len(narrow)
+        padded = [x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)) if x.dim() < rank else x for x in given]
+        for dim in range(rank):
+            if all(x.shape[dim] == 1 or x.stride(dim) == 0 for x in padded):
+                narrow[dim] = 1
+                padded = [x.narrow(dim, 0, 1) for x in padded]
+        given = padded
+    itemsize = 1 if node.dtype in ("bool", "uint8", "int8") else 8
+    if node.op != "expand" and torch.Size(narrow).numel() * itemsize > MOST_BYTES:
+        return None
+    with torch.no_grad():
+        value = computed(node, given)
+    if value.is_floating_point():
+        value = value.to(dtype)
+    return _equal_rows(value).expand(node.shape)
 
 
 def _held(node: Node) -> torch.dtype:

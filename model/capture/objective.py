@@ -64,10 +64,10 @@ def objective(result: Any, loss: Loss, module: nn.Module) -> Objective:
         return Objective(tuple(t for _, t in found), words, projected=True)
     if callable(loss):
         return Objective((_given(loss, result, found, name),), "the given function of the output")
-    scalars = [(path, t) for path, t in found if t.numel() == 1]
+    scalars = [(path, t) for path, t in found if _is_one_number(t)]
     named = [(path, t) for path, t in found if _is_loss(path)]
     chosen = named if len(named) == 1 else scalars
-    if len(chosen) == 1 and chosen[0][1].numel() == 1:
+    if len(chosen) == 1 and _is_one_number(chosen[0][1]):
         return Objective((chosen[0][1],), chosen[0][0])
     raise _refusal(result, found, named, scalars, name)
 
@@ -82,7 +82,7 @@ def _given(loss: Callable[[Any], Tensor], result: Any, found: list[tuple[str, Te
         ) from error
     if not isinstance(value, Tensor):
         raise PartitaError(f"loss gives {type(value).__name__} of the output of {name}, not a scalar tensor")
-    if value.numel() != 1 or not value.is_floating_point():
+    if not (_is_one_number(value) and value.is_floating_point()):
         raise PartitaError(f"loss gives {_shape(value)} of the output of {name}, not a floating scalar")
     return value
 
@@ -120,6 +120,11 @@ def _without_loss(result: Any) -> bool:
     if isinstance(result, Mapping) and "loss" in result:
         return result["loss"] is None
     return getattr(result, "loss", ...) is None  # a ModelOutput leaves out what is None, but for its attributes
+
+
+def _is_one_number(tensor: Tensor) -> bool:
+    """True for one element; a size that depends on the data is none that is known."""
+    return all(isinstance(size, int) and size == 1 for size in tensor.shape)
 
 
 def _is_loss(path: str) -> bool:

@@ -4,7 +4,6 @@ The rules themselves, one per ATen operator, are in `aten`.
 """
 
 import operator as python
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -21,20 +20,19 @@ from .decompositions import Decompositions
 from .in_place import InPlace, functional
 from .known_values import KnownValues
 from .memory import destination, writes
+from .unread_calls import SILENT
 
 __all__ = ["A", "Fallback", "Index", "Rule", "T", "Translation", "Value", "broadcast", "dtype_name", "present"]
 
 Rule: TypeAlias = Callable[["T", "A"], Value]
 """Translates one ATen call, given its arguments by name with defaults filled in."""
 
-_SILENT = re.compile(r"_assert|sym_|_guard|mark_")
-
 
 def _is_checked(node: fx.Node) -> bool:
     """True for a number read from data that only assertions look at; programs do without these."""
     if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
-    return all(_SILENT.match(getattr(user.target, "__name__", "")) or _is_checked(user) for user in node.users)
+    return all(SILENT.match(getattr(user.target, "__name__", "")) or _is_checked(user) for user in node.users)
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -132,7 +130,7 @@ class Translation(InPlace):
         if not isinstance(target, torch._ops.OpOverload):
             raise self.refusal(f"{name} is not an operator of tensors")
         packet = target._schema.name.rpartition("::")[2]
-        if _SILENT.match(packet):
+        if SILENT.match(packet):
             return None
         if writes(node):
             return self._write(node)
@@ -225,7 +223,7 @@ class Translation(InPlace):
         """True if nothing reads the current call but assertions."""
         assert self._current is not None
         packets = (getattr(getattr(user.target, "_schema", None), "name", "") for user in self._current.users)
-        return all(_SILENT.match(packet.rpartition("::")[2]) for packet in packets)
+        return all(SILENT.match(packet.rpartition("::")[2]) for packet in packets)
 
 
 T: TypeAlias = Translation

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import partita
 from partita.codegen.planner.planner import optimize
 from partita.codegen.verification.verify import verify
 from partita.model.capture.capture import capture
@@ -53,6 +54,12 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
         return F.cross_entropy(self.scores(x.tanh().mean(0) * scale), labels)
+
+
+def test_graphs_of_hand_written_plans_have_it() -> None:
+    inputs = torch.zeros(5, 4, 8), torch.zeros(5, 4, dtype=torch.int64)
+    found = partita.graph(PlacesFirst(), inputs, batch=8, batch_dim=1).pcg
+    assert [found.nodes[i].shape[:2] for i in found.of("input")] == [(5, 8), (5, 8)]
 
 
 class Contrast(nn.Module):

@@ -40,6 +40,11 @@ class Output:
     loss: Tensor | None = None
 
 
+def test_outputs_that_the_loss_does_not_need_are_left_out() -> None:
+    module = Scores(lambda scores, *losses: {"loss": losses[1], "seen": scores.unique(), "at": scores.nonzero()})
+    assert {"cross_entropy"} <= {node.op for node in capture(module, INPUTS).nodes}
+
+
 class Pair(NamedTuple):
     aux: Tensor
     loss: Tensor

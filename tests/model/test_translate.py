@@ -390,16 +390,16 @@ def test_sizes_that_depend_on_data_are_refused() -> None:
 
 
 class Masked(nn.Module):
-    """Attention of five positions under a mask of known values."""
+    """Attention of five positions under a mask of known values, or a function of it."""
 
-    def __init__(self, mask: Tensor) -> None:
+    def __init__(self, mask: Tensor, function: Callable[[Tensor], Tensor] | None = None, kept: bool = False) -> None:
         super().__init__()
-        self.scores = nn.Linear(8, 8)
-        self.register_buffer("mask", mask)
+        self.scores, self.function = nn.Linear(8, 8), function or nn.Identity()
+        self.register_buffer("mask", mask, persistent=kept)
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.scores(x).unsqueeze(1)
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=self.mask).square().mean()
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=self.function(self.mask)).square().mean()
 
 
 @pytest.mark.parametrize(
@@ -415,6 +415,26 @@ class Masked(nn.Module):
 def test_masks_are_known_at_the_size_of_the_scores(mask: Tensor, causal: bool, operands: int) -> None:
     found = of(capture(Masked(mask), (torch.zeros(4, 5, 8),)), "attention")
     assert (found["causal"], len(found.inputs)) == (causal, operands)
+
+
+@pytest.mark.parametrize(
+    ("mask", "function", "kept"),
+    [
+        (torch.ones(5, 5, dtype=torch.bool).tril(), None, True),  # a checkpoint may have another mask
+        (torch.arange(5.0), lambda x: x[:, None] + 1e-9 > x, False),  # causal in float64, in float32 without diagonal
+        (torch.arange(5), lambda x: (x[:, None] >= x) & (x[:, None] - x < 2), False),  # a sliding window
+        (torch.tensor([0, 0, 0, 1, 1]), lambda x: (x[:, None] == x).tril(), False),  # packed sequences
+        (torch.arange(5), lambda x: (x[:, None] >= x) | (x < 2), False),  # a prefix
+    ],
+)
+def test_masks_that_stay(mask: Tensor, function: Callable[[Tensor], Tensor] | None, kept: bool, agrees: Any) -> None:
+    graph = agrees(Masked(mask, function, kept), (torch.zeros(4, 5, 8),))
+    assert [len(graph.nodes[i].inputs) for i in graph.of("attention")] == [4]
+
+
+def test_equal_values_have_the_gradients_of_torch(agrees: Any) -> None:
+    """Where a root of zero has none, torch's deviations and norms have 0."""
+    agrees(Lambda(lambda x: (x * 0).std(1) + (x * 0).norm(dim=1) + (x * 0).var(1) + torch.std(x * 0)), (X,))
 
 
 class Shifted(torch.autograd.Function):

@@ -40,23 +40,35 @@ def _extreme(word: str) -> Rule:
     return rule
 
 
-def _variance(t: T, a: A) -> Value:
+def _centred(t: T, a: A) -> tuple[Index, int, float] | None:
+    """A tensor less its mean; the number of values of each variance; of how many their squares' sum is the mean."""
     x, dims, correction = a["self"], a.get("dim"), a.get("correction")
     correction = int(a.get("unbiased", True)) if correction is None else correction
     shape = t.shape(x)
     count = prod(shape[d] for d in dims) if dims else prod(shape)
     if not shape or count <= correction:
-        return t.no(f"a variance of {count} values with correction {correction}")
+        t.no(f"a variance of {count} values with correction {correction}")
+        return None
     mean = t.reduce("mean", x, dims, True)
-    centred = t.add("sub", x, mean, shape=t.shape(x))
-    square = t.add("pow", centred, shape=t.shape(x), exponent=2)
-    total = t.reduce("mean", square, dims, a.get("keepdim", False))
-    return t.scale(total, count / (count - correction))
+    return t.add("sub", x, mean, shape=shape), count, count - correction
+
+
+def _variance(t: T, a: A) -> Value:
+    found = _centred(t, a)
+    if found is None:
+        return None
+    x, count, free = found
+    square = t.add("pow", x, shape=t.shape(x), exponent=2)
+    return t.scale(t.reduce("mean", square, a.get("dim"), a.get("keepdim", False)), count / free)
 
 
 def _deviation(t: T, a: A) -> Value:
-    variance = _variance(t, a)
-    return None if variance is None else t.add("sqrt", variance)
+    """By a norm: of equal values its gradient is 0, as that of torch's deviation, where a root's has no number."""
+    found = _centred(t, a)
+    if found is None:
+        return None
+    x, _, free = found
+    return t.scale(t.reduce("norm", x, a.get("dim"), a.get("keepdim", False), ord=2), 1 / sqrt(free))
 
 
 def _along_dim(op: str) -> Rule:
