@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...model.capture.objective import Loss, TrainedModule
-    from ...model.training import BatchDim
 
 Write: TypeAlias = Callable[[Graph, Sequence[int]], Any]
 """A user's plan function: transforms, assigns and orders the operators of a graph on devices."""
@@ -41,14 +40,13 @@ def graph(
     batch: int | None = None,
     *,
     loss: Loss = None,
-    batch_dim: BatchDim = None,
-    allow_unknown: bool = True,
-    statistics: str = "batch",
+    **options: Any,
 ) -> Graph:
     """The operators of a module or captured graph, for a plan to transform, assign and order.
 
-    `inputs` and the keywords are those of `capture`; `batch`: samples of a whole step. User-defined transformations are
-    proved before they are applied. Raises PartitaError if the module cannot be captured or is not supported.
+    `inputs`, `loss` and `options` (`batch_dim` and more) are those of `capture`; `batch`: samples of a whole step.
+    User-defined transformations are proved before they are applied. Raises PartitaError if the module cannot be
+    captured or is not supported.
     """
     from ...solvers.spacetime.prove import prover
 
@@ -57,9 +55,7 @@ def graph(
     from ...model.capture.capture import capture
     from ...model.capture.objective import TrainedModule
 
-    captured = capture(
-        model, inputs, loss=loss, batch_dim=batch_dim, allow_unknown=allow_unknown, statistics=statistics
-    )
+    captured = capture(model, inputs, loss=loss, **options)
     made = Graph(captured if batch is None else with_batch(captured, batch), prover)
     made.module = TrainedModule(model, inputs, loss)
     return made

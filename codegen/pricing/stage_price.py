@@ -5,6 +5,7 @@ of its encoding. Every kernel and every collective is one item (`price_items.py`
 """
 
 from ...formulation.weights.storage import transient_buffers
+from ...model.graph.constants import built_once, held
 from ...model.graph.pcg import SOURCES
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
@@ -60,6 +61,9 @@ class _Pricing(WeightPrices):
             if node.op == "buffer":
                 item = self.precision.buffer_itemsize(node.dtype)
                 self.hold("states", index, self.numel(index, self.plan.choices[index].output) * item)
+            elif index in built_once(self.graph):
+                if index in held(self.graph):
+                    self.hold("states", index, node.numel * self.item(index))
             elif operator(node.op).passes:
                 work = operator(node.op).work(node, self.sources(index))
                 time = self.kernel(work, 2.0 * node.numel * self.item(index))

@@ -1,8 +1,9 @@
-"""Memory of every rank that no decision changes: whole buffers, and transient buffers for gathered weights."""
+"""Memory of every rank that no decision changes: whole buffers and constants, buffers for gathered weights."""
 
 from functools import lru_cache
 
 from ...model.graph.buffer_updates import updated
+from ...model.graph.constants import held
 from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.precision import Precision
@@ -11,15 +12,16 @@ from .storage import transient_buffers
 
 
 def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
-    """Whole buffers, and transient buffers for the largest weight and its gradient.
+    """Whole buffers, constants that are held, and transient buffers for the largest weight and its gradient.
 
     Alternatives with larger weights than all others add the excess themselves (`excess_bytes`).
     """
     constant = classes(pcg).constant
     changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
     buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]
-    held = sum(n.numel * precision.buffer_itemsize(n.dtype) for n in buffers)
-    return held + transient_buffers(devices, micro_batches) * largest_weight(pcg) * precision.itemsize("float32")
+    kept = sum(n.numel * precision.buffer_itemsize(n.dtype) for n in buffers)
+    kept += sum(pcg.nodes[i].numel * precision.itemsize(pcg.nodes[i].dtype) for i in held(pcg))
+    return kept + transient_buffers(devices, micro_batches) * largest_weight(pcg) * precision.itemsize("float32")
 
 
 def excess_bytes(pcg: PCG, parameter: int, devices: int, micro_batches: int, precision: Precision) -> int:

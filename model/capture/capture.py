@@ -11,24 +11,21 @@ from torch.nn.parameter import is_lazy
 from ..errors import PartitaError
 from ..graph.buffer_updates import STATISTICS, check_updates
 from ..graph.builder import Builder
-from ..graph.input_ranges import with_ranges
-from ..graph.pcg import PCG, live
-from ..graph.sparse_tables import settled
+from ..graph.pcg import PCG
 from .aten import TABLE
 from .batch_guess import refuse_failed_guess, refuse_wrong_guess
 from .buffer_changes import BufferChanges
 from .custom_functions import CustomFunctions
 from .equal_layers import equal_layers
 from .exporting import export, runs_with
-from .gradients import check_hooks, trained
+from .finish import finished
+from .gradients import check_hooks
 from .inputs import BatchDim, Inputs
 from .literals import literal
-from .merged_lookups import merge_lookups
 from .objective import Loss, Objective, TrainedModule, check_loss
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating
 from .translation import Index, Translation, dtype_name
-from .unread_calls import drop_unread_calls
 
 
 def capture(
@@ -100,7 +97,6 @@ def _captured(
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
     module, functions = model.module, CustomFunctions()
     program, found = export(model, inputs, batch, layers, functions)
-    drop_unread_calls(program.graph)
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
     translation = (Repeating if layers else Translation)({**TABLE, **functions.rules}, builder, unknown, statistics)
@@ -120,7 +116,7 @@ def _captured(
             f"{found.words}, the scalar that {type(module).__name__}.forward returns, depends on no input, so it is no "
             "loss: give loss=lambda out: ..."
         )
-    return _finish(builder, loss, _aliases(module), translation.limits)
+    return finished(builder, loss, _aliases(module), translation.limits)
 
 
 def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
@@ -215,16 +211,3 @@ def _aliases(module: nn.Module) -> list[tuple[str, str]]:
     """(alias, name of the node) of tied parameters and buffers."""
     first = _first_names(module)
     return [(name, first[id(tensor)]) for name, tensor in _state(module) if first[id(tensor)] != name]
-
-
-def _finish(builder: Builder, loss: int, aliases: Sequence[tuple[str, str]], limits: Mapping[int, int]) -> PCG:
-    """The nodes that the loss needs and all inputs, with ranges of integer inputs and joined tables."""
-    nodes = builder.nodes
-    if not nodes[loss].gradient:
-        raise PartitaError("the loss depends on no trainable parameter")
-    builder.nodes, number = live(nodes, loss)
-    names = {node.name for node in builder.nodes}
-    builder.aliases = [(alias, name) for alias, name in aliases if name in names]
-    kept = {number[i]: limit for i, limit in limits.items() if i in number}
-    builder.nodes = with_ranges(settled(trained(builder.nodes, number[loss])), kept)
-    return merge_lookups(builder.build(number[loss]))

@@ -24,6 +24,7 @@ from .objective import Loss, Objective, TrainedModule, objective
 from .python_checks import checks_pass
 from .repeated_calls import note_calls
 from .source_lines import place_of
+from .unread_calls import drop_unread_calls
 
 
 class _Found:
@@ -171,4 +172,5 @@ def _exported(
     except Exception as error:  # from the user's forward, or what torch.export does not support
         raise _not_exported(error, copied, module) from error
     assert wrapped.found.objective is not None
+    drop_unread_calls(program.graph)
     return program, wrapped.found.objective

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ..operators.loss import LOSSES
 from ..operators.operator import operator
 from .buffer_updates import updated
+from .constants import built_once
 from .origin import origin
 from .pcg import PCG, SOURCES
 from .recycling import twins
@@ -109,9 +110,10 @@ def with_glue(pcg: PCG, prefix: str, entries: Entries) -> Entries:
 
 
 def _outside(pcg: PCG, index: int) -> bool:
-    """True for sources, transfers and scalar constants, which belong to no segment."""
+    """True for sources, transfers, scalars and what is computed once, which belong to no segment."""
     node = pcg.nodes[index]
-    return node.op in SOURCES or node.op in ("receive", "send") or (node.op == "full" and not node.shape)
+    scalar = node.op == "full" and not node.shape
+    return node.op in SOURCES or node.op in ("receive", "send") or scalar or index in built_once(pcg)
 
 
 def _entries(

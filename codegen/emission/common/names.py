@@ -4,6 +4,7 @@ import keyword
 import re
 from collections.abc import Iterable
 
+from ....model.graph.constants import built_once
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
 from ....model.graph.pcg import PCG
@@ -95,6 +96,11 @@ def joined_argument(graph: PCG) -> str:
     """The argument for the tensors that weights join: `tables`, or `joined` if not only tables; "" if none joins."""
     kinds = {kind for i in graph.of("parameter") for kind in ("tables", "joined") if graph.nodes[i].get(kind)}
     return min(kinds, default="")
+
+
+def is_outside(plan: Plan, index: int) -> bool:
+    """True if no function of the model computes a node: it is a Python number, or computed once."""
+    return is_literal(plan, index) or index in built_once(plan.graph)
 
 
 def is_literal(plan: Plan, index: int) -> bool:

@@ -14,7 +14,7 @@ from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import LIST_INDEX, Entries, list_above, lists, with_glue
 from ....model.operators.loss import LOSSES
 from ...plan.plan import Plan
-from ..common.names import is_literal
+from ..common.names import is_literal, is_outside
 from . import recomputation
 from .repeated_blocks import (
     Block,
@@ -32,7 +32,7 @@ PERIODS = (1, 2, 3, 4)
 def chains(plan: Plan, kinds: NodeKinds, single: bool = False) -> tuple[BlockChain, ...]:
     """The loops of a plan's program, in the order of the model; `single`: also those of one turn, as stages have."""
     nodes = enumerate(plan.graph.nodes)
-    known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_literal(plan, i)])
+    known = lists(plan.graph, [i for i, node in nodes if node.op not in SOURCES and not is_outside(plan, i)])
     # Parallel branches have methods of their own.
     branches = {
         prefix

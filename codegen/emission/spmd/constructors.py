@@ -24,6 +24,7 @@ class Constructors:
 
     def __init__(self, plan: Plan, used: Used) -> None:
         self.plan, self.used = plan, used
+        self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
         self.all_sharded = all_sharded(plan)
         self.joined_argument = joined_argument(plan.graph)
         self.factors = False  # True if a dim of some weight is given by its factors

@@ -66,6 +66,10 @@ class FunctionBody(FunctionWriter):
         made, choice = self.add(Statement(lambda _: name, (), "argument", name, node)), self.plan.choices[node]
         self._memo[node, "given", True] = self._converted(made, node, choice.output, choice.given)
 
+    def name_of(self, node: int, taken: set[str]) -> str:
+        """A name for the value of a node that is not taken."""
+        return self.free(self._value_name(node), taken, set())
+
     def cast(self, node: int) -> None:
         """Read an argument in the dtype in which the module computes."""
         key = (node, "given", True)

@@ -7,7 +7,6 @@ from typing import Any
 from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.pcg import SOURCES
-from ....model.machine.precision import precision
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part, local_shape_text
 from ..common.data import argument_name
@@ -20,6 +19,7 @@ from .block_chains import chains
 from .block_classes import BlockClasses
 from .constructors import Constructors, axes_line
 from .function_body import FunctionBody
+from .held_constants import DOC, attributes, built_once, method_lines, setting_line
 from .loops import Loop, loops, results
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
 from .recomputation import SegmentCall, recomputed, segment_calls, segment_calls_in
@@ -58,7 +58,6 @@ class ModelClasses(Constructors):
         self.roles = roles(plan.graph) | results(self.loops)
         for loop in self.loops:
             self.roles |= loop.roles(plan)
-        self.base = "Module" if precision(plan.dtype).narrow else "nn.Module"
         self.branches = side_by_side(plan)
         self.classes = classes or BlockClasses(self.base)
 
@@ -82,13 +81,16 @@ class ModelClasses(Constructors):
             if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
         ]
         short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
-        weights = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
+        parts = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
+        once = attributes(self._everything(), {*short.values(), *(loop.attribute for loop in self.loops)})
+        lists += setting_line(once)
+        weights = parts | once
         inside = {i for found in self.branches.values() for side in found.sides for i in side.nodes}
         everything = frozenset(range(len(graph.nodes)))
         turns = [frozenset(u.nodes) for loop in self.loops for blocks in loop.chain.passes for u in blocks]
-        calls = segment_calls(self.plan, turns, frozenset(sources).union(*(loop.weights for loop in self.loops)))
+        calls = segment_calls(self.plan, turns, frozenset(weights).union(*(loop.weights for loop in self.loops)))
         inside |= {i for call in calls for i in call.nodes}
-        elsewhere = hidden | inside
+        elsewhere = hidden | inside | built_once(graph)
         own = frozenset(i for i, n in enumerate(graph.nodes) if n.op not in SOURCES and i not in elsewhere)
         means = counted(graph)
         divisors = {i: "divisor" if k == 0 else f"divisor{k + 1}" for k, i in enumerate(means)}
@@ -99,7 +101,9 @@ class ModelClasses(Constructors):
         self._loops(body, everything, calls)
         forward = body.lines(self._results(body), 8, self._returned)
         lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
-        lines += self._init(weights, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
+        lines += self._init(parts, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
+        if once:
+            lines += ["", *self._function("constants", [], DOC, method_lines(self._everything(), once))]
         lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
         for call in calls:
             lines += ["", *self._segment(call, weights)]
@@ -112,6 +116,10 @@ class ModelClasses(Constructors):
         for i, name in divisors.items():
             lines += ["", *self._count(i, name, own, weights)]
         return "\n".join(lines)
+
+    def _everything(self) -> FunctionBody:
+        """A function that may compute any node."""
+        return self._body(frozenset(range(len(self.plan.graph.nodes))), {}, {}, inputs=False)
 
     def _results(self, body: FunctionBody) -> list[int]:
         """What the model computes: its loss."""

@@ -13,7 +13,7 @@ from ....model.graph.segments import segments
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ..common.block_loops import LoopModes, Place
-from ..common.names import identifier, is_literal
+from ..common.names import identifier, is_literal, is_outside
 from .repeated_blocks import Block, BlockChain, entry_name, relative_name
 
 
@@ -55,7 +55,7 @@ def segment_modes(plan: Plan) -> tuple[SegmentMode, ...]:
         SegmentMode(
             segment.name,
             plan.recompute.get(segment.name, "none"),
-            frozenset(i for i in segment.nodes if nodes[i].op not in SOURCES and not is_literal(plan, i)),
+            frozenset(i for i in segment.nodes if nodes[i].op not in SOURCES and not is_outside(plan, i)),
         )
         for segment in (segments(plan.graph) if plan.recompute else ())
     )

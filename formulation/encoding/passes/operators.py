@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from ....model.graph.constants import built_once
 from ....model.operators.operator import operator
 from ...network.chains import Position
 from ...strategies.operand_cost import EdgeTables
@@ -14,11 +15,15 @@ from .encoding_pass import EncodingPass
 
 
 class Constants(EncodingPass):
-    """Tensors that depend on neither parameters nor inputs: computed whole on every rank, which no variable changes."""
+    """Tensors that depend on neither parameters nor inputs: computed whole on every rank, which no variable changes.
+
+    Those that are computed once cost nothing in a step.
+    """
 
     def compute(self, node: int) -> None:
         builder, this = self.builder, self.builder.pcg.nodes[node]
-        if builder.classes.constant[node] and this.op != "buffer" and operator(this.op).passes:
+        again = builder.classes.constant[node] and node not in built_once(builder.pcg)
+        if again and this.op != "buffer" and operator(this.op).passes:
             size = np.array([2.0 * this.numel * builder.precision.itemsize(this.dtype)])
             work = operator(this.op).work(this, tuple(builder.pcg.nodes[i] for i in this.inputs))
             time_ns = builder.roofline.ns(np.array([float(work)]), size)

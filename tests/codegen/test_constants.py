@@ -1,0 +1,86 @@
+"""What depends on no input is computed once, as the model is built, and costs nothing in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita.codegen.pricing.stage_price import stage_price
+from partita.model.capture.capture import capture
+from partita.model.graph.constants import built_once, held
+
+
+class Block(nn.Module):
+    """Attention with slopes of ALiBi and a causal mask, which every block computes for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.first(self.norm(x)).chunk(3, -1))
+        places = torch.arange(x.shape[1])
+        distances = (places - places[:, None]).float() * torch.tensor([0.5, 0.25])[:, None, None]
+        bias = distances.masked_fill(places > places[:, None], -torch.inf)
+        mixed = (q @ k.mT / 2 + bias).softmax(-1) @ v
+        return x + self.last(mixed.transpose(1, 2).flatten(2))
+
+
+class Sloped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.scores = nn.ModuleList(Block() for _ in range(4)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.scores(x).square().mean()
+
+
+INPUTS = (torch.zeros(8, 6, 8),)
+
+
+@pytest.mark.parametrize(
+    "options", [{"stages": 1, "mesh": (2, 2), "recompute": "full"}, {"stages": 2, "micro_batches": 2}]
+)
+def test_equal_blocks_read_one_tensor(options: dict[str, Any]) -> None:
+    plan = partita.optimize(Sloped(), INPUTS, partita.Machine.adhoc((2, 2)), workers=1, **options)
+    text = plan.emit()
+    assert text.count("def constants(self):") == options["stages"]
+    assert options["stages"] == 2 or "for i in range(4))" in text
+    assert "masked_fill" not in text.partition("def forward(self, x, ")[2].partition("class ")[0]
+    assert plan.verify()["ok"]
+
+
+def test_they_cost_memory_but_no_time() -> None:
+    graph = capture(Sloped(), INPUTS)
+    (mask,) = held(graph)
+    assert graph.nodes[mask].shape == (2, 6, 6) and len(graph.consumers[mask]) == 4
+    plan = partita.optimize(Sloped(), INPUTS, partita.Machine.adhoc((2,)), workers=1, stages=1)
+    price = stage_price(plan)
+    assert not [item for item in price.items if item.node in built_once(plan.graph)]
+    assert [kept.bytes for kept in price.kept if kept.node == mask] == [4 * 2 * 6 * 6]
+
+
+def test_narrow_floats_are_rounded_at_the_end() -> None:
+    plan = partita.optimize(Sloped(), INPUTS, partita.Machine.adhoc((2,)), workers=1, dtype="bfloat16", stages=1)
+    lines = plan.emit().partition("def constants(self):")[2].partition("def forward")[0]
+    assert "dtype=precision" in lines and lines.count("self.dtype") == 2  # what precision is, and the result
+
+
+def test_buffers_are_read_in_every_step() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) * self.scale.exp()).mean()
+
+    graph = capture(Scaled(), (torch.zeros(4, 4),))
+    assert not built_once(graph)
