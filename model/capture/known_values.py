@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..graph.constants import ELEMENTWISE
 from ..graph.dtypes import FLOATS
 from ..graph.interpreter import computed
 from ..graph.pcg import SOURCES, Node
@@ -21,10 +22,6 @@ _COMPARED = 2**20
 """Most elements of a value that is searched for dims along which it is equal."""
 _MASKED = -1e4
 """Addends of scores up to this one leave no share to a key."""
-_ELEMENTWISE = frozenset([
-    "add", "sub", "mul", "div", "maximum", "minimum", "relate", "compare", "where", "shift", "scale", "neg", "to",
-    "logical_not", "unary", "binary", "detach",
-])  # fmt: skip
 
 
 class KnownValues:
@@ -92,7 +89,7 @@ Known: TypeAlias = tuple[Tensor, Tensor]
 
 def _computed(node: Node, given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     narrow = list(node.shape)
-    if node.op in _ELEMENTWISE:  # equal along a dim if all operands are
+    if node.op in ELEMENTWISE:  # equal along a dim if all operands are
         rank = len(narrow)
         padded = [x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)) if x.dim() < rank else x for x in given]
         for dim in range(rank):

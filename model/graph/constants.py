@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from ..operators.operator import is_random, operator
 from .origin import origin
 from .pcg import PCG, SOURCES, Node
 
 _PLAIN = ("full", "arange")
+ELEMENTWISE = frozenset([
+    "add", "sub", "mul", "div", "maximum", "minimum", "relate", "compare", "where", "shift", "scale", "neg", "to",
+    "logical_not", "unary", "binary", "detach",
+])  # fmt: skip
+"""Operators of which an entry follows from those of the operands, broadcast, in its place."""
 
 
 def built_once(pcg: PCG) -> frozenset[int]:
@@ -63,3 +70,34 @@ def shared(nodes: Sequence[Node]) -> list[Node]:
             same[index] = first.setdefault(key, index)
     moved = {index: other for index, other in same.items() if index in made}
     return [replace(node, inputs=tuple(moved.get(i, i) for i in node.inputs)) for node in nodes]
+
+
+def expanded_last(nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
+    """The nodes, with constants computed before they are expanded, and the new number of each.
+
+    A mask that is the same for all samples is then held once.
+    """
+    made, _, _ = _made(nodes)
+    found: list[Node] = []
+    number: list[int] = []
+    for index, node in enumerate(nodes):
+        node = replace(node, inputs=tuple(number[i] for i in node.inputs))
+        given = [found[i] for i in node.inputs]
+        small = [_before(x, found) for x in given]
+        shape = np.broadcast_shapes(*small) if index in made and node.op in ELEMENTWISE else node.shape
+        if shape == node.shape or len(shape) > len(node.shape):
+            number.append(len(found))
+            found.append(node)
+            continue
+        inputs = tuple(i if x.shape == s else x.inputs[0] for i, x, s in zip(node.inputs, given, small, strict=True))
+        found.append(replace(node, inputs=inputs, shape=shape))
+        found.append(
+            Node("expand", f"{node.name}.expand", (len(found) - 1,), node.shape, node.dtype, (), False, node.path)
+        )
+        number.append(len(found) - 1)
+    return found, number
+
+
+def _before(node: Node, nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The shape of what a node expands, or its own."""
+    return nodes[node.inputs[0]].shape if node.op == "expand" else node.shape

@@ -25,6 +25,7 @@ class Block(nn.Module):
         q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.first(self.norm(x)).chunk(3, -1))
         places = torch.arange(x.shape[1])
         distances = (places - places[:, None]).float() * torch.tensor([0.5, 0.25])[:, None, None]
+        distances = distances.expand(len(x), -1, -1, -1)
         bias = distances.masked_fill(places > places[:, None], -torch.inf)
         mixed = (q @ k.mT / 2 + bias).softmax(-1) @ v
         return x + self.last(mixed.transpose(1, 2).flatten(2))
