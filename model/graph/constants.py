@@ -92,7 +92,9 @@ def expanded_last(nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
         inputs = tuple(i if x.shape == s else x.inputs[0] for i, x, s in zip(node.inputs, given, small, strict=True))
         found.append(replace(node, inputs=inputs, shape=shape))
         found.append(
-            Node("expand", f"{node.name}.expand", (len(found) - 1,), node.shape, node.dtype, (), False, node.path)
+            replace(
+                node, op="expand", name=f"{node.name}.expand", inputs=(len(found) - 1,), attributes=(), gradient=False
+            )
         )
         number.append(len(found) - 1)
     return found, number
