@@ -9,6 +9,7 @@ from ..model.errors import PartitaError
 
 BENCHES = {
     "branches": "Models with branches: the best plan with parallel branches and without.",
+    "checkpoints": "Training that stops, is killed, and goes on under other plans: losses, memory and time.",
     "coverage": "How many rules of given files follow from the generated ones.",
     "derived": "Rules with parallel operators, derived from the layouts and moves among which the search chooses.",
     "forced": "Plans forced by flags against the free search: none may be below its bound.",

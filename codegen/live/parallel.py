@@ -34,7 +34,7 @@ class Parallel:
         self.module, self.program, self.local, self.step = module, program, local, 0
         self._arguments, self._form = arguments, form
         self.mesh, self._model, self._optimizer = program.build(_state(module))
-        self._parts = Parts(module, self._model, names, self.mesh.device)
+        self._parts = Parts(module, program, self._model, names, self.mesh.device)
         module.forward = Forward(self, module.forward)
 
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -59,9 +60,11 @@ class Parts:
     rank that trains none.
     """
 
-    def __init__(self, module: nn.Module, model: nn.Module, names: Names, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, program: ModuleType, model: nn.Module, names: Names, device: torch.device
+    ) -> None:
         self.module, self.names = module, names
-        self.all = [Part(weight, place, name) for weight, place, name in _placed(model)]
+        self.all = [Part(weight, place, name) for weight, place, name in _placed(program, model)]
         here = {part.name: part for part in self.all}
         elsewhere: dict[str, nn.Parameter] = {}
         for name, original in names.items():
@@ -161,11 +164,14 @@ def _refuse_call(name: str, *_: Any) -> None:
     raise PartitaError(f"{name!r} has this rank's parts of weights and cannot run alone: call the whole module")
 
 
-def _placed(model: nn.Module) -> Iterator[tuple[Tensor, Any, str]]:
-    """The program's weights: their places and names, of each tensor that one joins."""
+def _placed(program: ModuleType, model: nn.Module) -> Iterator[tuple[Tensor, Any, str]]:
+    """The program's weights: their rows and names, of each tensor that one joins."""
     for weight in model.parameters():
-        tables = getattr(weight, "tables", None)
-        if tables is None:
+        joined = getattr(weight, "tables", None)
+        if joined is None:
             yield weight, None, weight.original  # type: ignore[attr-defined]
-        else:
-            yield from ((weight, table.place, table.original) for table in tables)
+            continue
+        rows: dict[str, list[int]] = {name: [] for name in joined}
+        for name, _, ((_, place, length), *_) in program.blocks_of(weight):
+            rows[name] += [place, place + length]
+        yield from ((weight, slice(min(ends, default=0), max(ends, default=0)), name) for name, ends in rows.items())

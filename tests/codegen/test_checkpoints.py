@@ -33,10 +33,12 @@ from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.graph.layout import B, is_split
 from partita.model.graph.pcg import PCG
+from partita.model.initial_values import InitialValues
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
 from . import test_spacetime_emit as spacetime
+from .beginnings import initial
 from .conftest import Force
 from .pipelines import at_random
 
@@ -308,6 +310,35 @@ def test_hand_written_plans(tmp_path: Path) -> None:
     targets = [tmp_path / f"checkpoints{number}" for number in range(2)]
     losses = train("zero3", 2, None, targets[0]) + train("pipeline", 4, *targets) + train("planned", 6, targets[1])
     assert losses == pytest.approx(train("planned", 6), abs=1e-12)
+
+
+def test_a_hand_written_plan_says_what_a_checkpoint_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As other programs do: a buffer keeps its initial value, if that is known."""
+    net, path = spacetime.captured()[2], tmp_path / "program.py"
+    state = state_of(GraphModule(net))
+
+    def loaded(values: InitialValues | None, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        path.write_text(emit(spacetime.program(spacetime.zero3), initial=values))
+        program = load_program(path)
+
+        def work(_: int) -> dict[str, Tensor]:
+            mesh = program.Mesh()
+            model = program.Model(mesh)
+            program.load(model, given, mesh)
+            return dict(program.whole_weights(model, mesh))
+
+        return run_threads(work, program.RANKS)[0]
+
+    lacking, small = {name: x for name, x in state.items() if name != "scale"}, state | {"frozen": torch.zeros(2)}
+    found = loaded(initial(net), lacking)
+    assert torch.equal(found["frozen"], state["frozen"].float()) and found["scale"].isfinite().all()
+    for values, given, words in (
+        (None, lacking, "the checkpoint has no scale"),
+        (initial(net), small, "frozen is [2] in the checkpoint, not [16]"),
+    ):
+        with pytest.raises(RankError):
+            loaded(values, given)
+        assert words in capsys.readouterr().err
 
 
 def test_steps_that_overlap(tmp_path: Path) -> None:

@@ -246,8 +246,8 @@ def test_a_table_that_is_missing_or_of_another_size_is_named(
 ) -> None:
     state = Clicks().double().state_dict()
     for damaged, words in (
-        ({k: v for k, v in state.items() if k != "tables.2.weight"}, "the checkpoint has no tables.2.weight"),
-        (state | {"tables.1.weight": torch.zeros(3, 8)}, "tables.1.weight is [3, 8], not [2, 8]"),
+        ({k: v for k, v in state.items() if k != "tables.2.weight"}, "damaged.pt has no tables.2.weight"),
+        (state | {"tables.1.weight": torch.zeros(3, 8)}, "damaged.pt, not [2, 8]"),
     ):
         torch.save(damaged, tmp_path / "damaged.pt")
         with pytest.raises(RankError):

@@ -10,7 +10,7 @@ from ....model.graph.pcg import PCG
 from ....model.initial_values import FILE, NARROW, SERIAL, InitialValues, Write
 from .features import Context
 from .rolled_lines import line, quoted, rolled, written
-from .text import tuple_text
+from .text import tuple_text, wrap
 
 CHUNK = "CHUNK = 1 << 22  # elements of a weight that are drawn or read at a time"
 
@@ -18,8 +18,8 @@ MANY = 1 << 28
 """Numbers of 32 bits, drawn in about two seconds: programs that may skip more can jump."""
 
 
-def context(initial: InitialValues | None, graphs: Iterable[PCG], pieces: bool) -> Context:
-    """What the template needs; `pieces`: ranks have parts of weights."""
+def context(initial: InitialValues | None, graphs: Iterable[PCG]) -> Context:
+    """What the template needs."""
     names = {name for graph in graphs for name in graph.originals}
     given = initial or InitialValues()
     unknown = sorted(names - given.names)
@@ -34,7 +34,6 @@ def context(initial: InitialValues | None, graphs: Iterable[PCG], pieces: bool) 
         what += " after torch.manual_seed(SEED)"
     return {
         "unknown": f"no initial values of {_counted(unknown)}" if unknown else "",
-        "pieces": pieces,
         "drawn": {write.kind for write in drawn},
         "constants": any(write.kind == "constant" for write in writes),
         "listed": any(write.kind == "values" for write in writes),
@@ -67,6 +66,16 @@ def constants(initial: InitialValues | None) -> Sequence[str]:
 def imports(initial: InitialValues | None) -> Sequence[str]:
     many = initial is not None and sum(write.draws + write.skipped for write in initial.writes) > MANY
     return ["from functools import cache"] if many else []
+
+
+def buffers(initial: InitialValues | None, graphs: Sequence[PCG]) -> list[str]:
+    """The constant that names buffers which a checkpoint may lack; nothing unless all initial values are known."""
+    names = {name for graph in graphs for i in graph.of("buffer") for name in graph.nodes[i].originals}
+    known = initial.names if initial else frozenset()
+    if not names or not all(graph.originals.keys() <= known for graph in graphs):
+        return []
+    listed = ", ".join(f'"{name}"' for name in sorted(names))
+    return wrap(f"BUFFERS = {{{listed}}}", 0)
 
 
 def _jump() -> str:

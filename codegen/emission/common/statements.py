@@ -23,7 +23,7 @@ RESERVED = frozenset(
     "cut pad keep_first exchange same dropout projection positions precise regathered fill mix mix_ "
     "among embed_rows embed_bags gather_rows index_rows random_bits dropped forget remember all_gather reduce_scatter "
     "moments Moments batch_norm gathered load save share main weight part partial "
-    "whole whole_of own_part own_rows own_columns sys weakref refuse make_axis learning_rate buckets make_optimizer "
+    "whole sys weakref refuse make_axis learning_rate buckets make_optimizer "
     "initialize Initial jump "
     "whole_weights whole_gradients train_step synthetic samples micro shard "
     "shapes fitted build evaluate forwards check_files backward losses loss_of own_samples local itertools time "

@@ -14,6 +14,7 @@ OPTIMIZERS = {
 }
 """Names of optimizers as PyTorch writes them, and the calls that make them."""
 
+PIECE = ("PIECE = 1 << 24  # elements of a tensor that are saved, sent or read at a time",)
 CHECKPOINT_IMPORTS = ("import hashlib", "import shutil", "import torch.distributed.checkpoint as dcp")
 CHECKPOINTS: Context = {
     "inner": "optimizer.inner",  # an optimizer of torch, or the variable of a loop over `inners`
@@ -25,6 +26,7 @@ CHECKPOINTS: Context = {
     "frozen": False,  # True if some weights are not trained
     "stale": False,  # True if there are two versions of the weights
     "kept": False,  # True if ranks keep weights that they do not update
+    "copies": False,  # True if several stages of a rank have the same buffers
     "overlapping": False,  # True if ranks update overlapping parts
 }
 """What the template of checkpoints knows of a program, where its emitter says nothing else."""

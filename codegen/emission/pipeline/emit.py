@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ....formulation.pipeline.orders import slot_lines
+from ....model.graph.pcg import PCG
 from ....model.machine.precision import precision
 from ....model.operators.operator import is_random
 from ...plan.checks import tied
@@ -52,6 +53,7 @@ def emit(plan: Plan) -> str:
             "stages": wrap(f"STAGES = [{', '.join(table)}]", 0),
             "tied": bool(groups),
             "shared": _is_shared(plan),
+            "copies": _has_copies(plan),
         },
     )
     return program_text(emission, docstring(plan), constants(plan.parts[-1], axes, plan.placement.sizes), FEATURES)
@@ -151,6 +153,16 @@ def _tied_groups(plan: Plan) -> dict[str, tuple[str, tuple[int, ...]]]:
 def _is_shared(plan: Plan) -> bool:
     """True if some device has a weight in several of its stages."""
     return any(len({number % plan.size for number in stages}) < len(stages) for stages in tied(plan).values())
+
+
+def _has_copies(plan: Plan) -> bool:
+    """True if some device has a buffer in several of its stages."""
+    names = [(number % plan.size, name) for number, part in enumerate(plan.parts) for name in _buffers(part.graph)]
+    return len(set(names)) < len(names)
+
+
+def _buffers(graph: PCG) -> list[str]:
+    return [graph.nodes[i].name for i in graph.of("buffer")]
 
 
 def _tied_lines(groups: Iterable[tuple[str, tuple[int, ...]]]) -> list[str]:

@@ -79,7 +79,6 @@ def _devices(e: SpaceTimeEmission) -> Context:
 
 def _weights(e: SpaceTimeEmission) -> Context:
     return {
-        "aliases": e.pcg.aliases,
         "buffers": bool(e.pcg.of("buffer")),
         "fetches": e.functions.fetches,
         "swapped": e.swaps,
@@ -94,6 +93,15 @@ def _weight_constants(e: SpaceTimeEmission) -> list[str]:
         *([f"KEPT = {kept(e.pcg)}"] if e.functions.fetches else []),
         *(buffers(e.pcg) if e.pcg.of("buffer") else []),
     ]
+
+
+def _checkpoint(e: SpaceTimeEmission) -> Context:
+    return {"aliases": e.pcg.aliases, "buffers": bool(_lacking(e)), "copies": False}
+
+
+def _lacking(e: SpaceTimeEmission) -> list[str]:
+    """The constant that names buffers which a checkpoint may lack."""
+    return initial.buffers(e.initial, [e.pcg])
 
 
 def _optimizer(e: SpaceTimeEmission) -> Context:
@@ -152,14 +160,21 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         ],
     ),
     section("Weights, under their names in the original module."),
-    Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
+    Feature(
+        "blocks.jinja",
+        lambda _: {"factors": True},
+        imports=lambda _: ["import itertools"],
+        constants=lambda _: training.PIECE,
+    ),
     Feature("spacetime/weights.jinja", _weights, constants=_weight_constants),
     Feature(
         "initialize.jinja",
-        lambda e: {**initial.context(e.initial, [e.pcg], pieces=True), "boxes": True},
+        lambda e: {**initial.context(e.initial, [e.pcg]), "copies": False},
         imports=lambda e: initial.imports(e.initial),
         constants=lambda e: initial.constants(e.initial),
     ),
+    Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
+    Feature("checkpoint.jinja", _checkpoint, constants=_lacking),
     section("Training."),
     Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
@@ -170,8 +185,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")},
     ),
     section("Checkpoints of training, which any plan of the same model and batch can continue from."),
-    Feature("blocks.jinja", lambda _: {"factors": True}, imports=lambda _: ["import itertools"]),
-    Feature("spacetime/training_state.jinja", lambda e: {"buffers": bool(e.pcg.of("buffer"))}),
+    Feature("spacetime/training_state.jinja", lambda _: {}),
     Feature("checkpoints.jinja", _checkpoints, imports=lambda _: training.CHECKPOINT_IMPORTS),
     section("Data."),
     Feature(

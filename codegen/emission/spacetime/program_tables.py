@@ -101,7 +101,7 @@ _WORDS = {2: "pairs", 4: "fours", 8: "eights"}
 
 
 def buffers(pcg: PCG) -> list[str]:
-    lines = ["BUFFERS = {  # name: shape, dtype (None: the model's)"]
+    lines = ["KEPT_BUFFERS = {  # on every rank, by name: shape, dtype (None: the model's)"]
     for index in pcg.of("buffer"):
         node = pcg.nodes[index]
         lines.append(

@@ -20,7 +20,7 @@ from ..common.text import tuple_text, wrap
 
 
 class Constructors:
-    """Writes constructors; `factors` and `strided` are then what the program's function `weight` must support."""
+    """Writes constructors; `factors` is then what the program's function `weight` must support."""
 
     def __init__(self, plan: Plan, used: Used) -> None:
         self.plan, self.used = plan, used
@@ -28,7 +28,6 @@ class Constructors:
         self.all_sharded = all_sharded(plan)
         self.joined_argument = joined_argument(plan.graph)
         self.factors = False  # True if a dim of some weight is given by its factors
-        self.strided = False  # True if it is the dim along which a weight is joined
 
     def _init(
         self,
@@ -122,7 +121,6 @@ class Constructors:
                 entry += 1
                 continue
             self.factors = True
-            self.strided |= dim == 0 and bool(plan.graph.nodes[index].get("joined"))
             shape.append(f"({', '.join(map(str, numbers))})")
             for offset, a in enumerate(of_dim):
                 if local.splits(a):

@@ -39,7 +39,6 @@ class StorageFeatures:
     ranged: bool  # some at a range of coordinates only
     joined: str  # the argument that names the tensors which a weight joins; "": none does
     factors: bool  # a dim of some weight is given by its factors
-    strided: bool  # ... and it is the dim along which weights are joined
     spread: bool  # columns of some tables are spread over an axis
     sparse: bool  # some tables have sparse gradients
     frozen: bool  # some have no gradient
@@ -128,7 +127,6 @@ class Emission:
             ranged=any(plan.ranges for plan in self.stages),
             joined=joined,
             factors=any(module.factors for module in self.modules),
-            strided=any(module.strided for module in self.modules),
             spread=any(spread_axis(p, i) is not None for p in self.stages for i in range(len(p.graph.nodes))),
             sparse=any(sparse_tables(plan.graph) for plan in self.stages),
             frozen=any(not node.gradient for node, _ in weights),
@@ -154,14 +152,12 @@ class Emission:
 
     @cached_property
     def collectives(self) -> Collectives:
-        used, cut, sharded = self.used, self.storage.cut, self.synchronization.sharded
+        used, sharded = self.used, self.synchronization.sharded
         primitives = set(used.primitives)
-        if cut or sharded or "positions" in used.helpers or "pad" in primitives:
+        if sharded or "positions" in used.helpers or "pad" in primitives:
             primitives |= {"cut"}
-        if cut or sharded:
-            primitives |= {"gather"}
         if sharded:
-            primitives |= {"scatter_sum"}
+            primitives |= {"gather", "scatter_sum"}
         if self.programs and (self.synchronization.reduced or "all_reduce" in primitives):
             primitives |= {"add_up"}
         kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}

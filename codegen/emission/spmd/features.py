@@ -150,37 +150,35 @@ def _pipeline_imports(e: Emission) -> list[str]:
 
 
 def _buffers(e: Emission) -> list[str]:
-    """Names of buffers whose initial values are known: a checkpoint may lack them, as modules need not save them."""
-    names = {name for plan in e.stages for i in plan.graph.of("buffer") for name in plan.graph.nodes[i].originals}
-    return sorted(names) if e.plan.initial and names <= e.plan.initial.names else []
+    return initial.buffers(e.plan.initial, [plan.graph for plan in e.stages])
 
 
-def _buffer_constants(e: Emission) -> list[str]:
-    quoted = ", ".join(f'"{name}"' for name in _buffers(e))
-    return wrap(f"BUFFERS = {{{quoted}}}", 0) if quoted else []
+def _blocks(e: Emission) -> Context:
+    return {"factors": e.storage.factors}
+
+
+def _parts(e: Emission) -> Context:
+    """What a rank holds of the weights, by block of the original tensors."""
+    shares, stale = e.synchronization.sharded, e.pipeline is not None and e.pipeline["stale"]
+    return {**vars(e.storage), "shares": shares, "stale": stale}
+
+
+def _parts_imports(e: Emission) -> list[str]:
+    return ["import itertools"] if e.storage.factors or e.storage.joined else []
 
 
 def _initialize(e: Emission) -> Context:
-    storage = e.storage
-    given = initial.context(e.plan.initial, [plan.graph for plan in e.stages], pieces=storage.cut)
-    return {**vars(storage), **given, "boxes": False}
+    return {**initial.context(e.plan.initial, [plan.graph for plan in e.stages]), "copies": _copies(e)}
 
 
 def _checkpoint(e: Emission) -> Context:
-    storage = e.storage
-    return {
-        "buffers": bool(_buffers(e)),
-        "aliases": e.plan.graph.aliases,
-        "joined": storage.joined,
-        "cut": storage.cut,
-        "pipeline": e.pipeline,
-    }
+    return {"buffers": bool(_buffers(e)), "aliases": e.plan.graph.aliases, "copies": _copies(e)}
 
 
 def _optimizer(e: Emission) -> Context:
     """The context of all parts of the optimizer."""
     return {
-        **vars(e.storage),
+        **_parts(e),
         **vars(e.synchronization),
         "programs": e.collectives.programs,
         "copied": e.precision.copied,
@@ -189,7 +187,6 @@ def _optimizer(e: Emission) -> Context:
         "pipeline": e.pipeline,
         "tied": _tied(e),
         "bare": not all(map(trained, e.stages)),
-        "stale": e.pipeline is not None and e.pipeline["stale"],
         "ranks": "RANKS // PIPELINE" if e.pipeline else "RANKS",
         "optimizer_doc": f"{training.OPTIMIZERS[e.plan.optimizer][0]} over this rank's part of the weights.",
         "optimizer_call": training.OPTIMIZERS[e.plan.optimizer][1],
@@ -224,21 +221,6 @@ def _step(e: Emission) -> Context:
     }
 
 
-def _training_state(e: Emission) -> Context:
-    """What ranks hold of weights and states, by block of the original tensors."""
-    shares = e.synchronization.sharded
-    return {**_optimizer(e), "shares": shares, "blocks": e.storage.cut or shares, "buffers": bool(_buffers(e))}
-
-
-def _training_state_imports(e: Emission) -> list[str]:
-    pieces = ["import itertools"] if e.storage.cut else []
-    return [*pieces, "import operator"] if e.synchronization.sharded else pieces
-
-
-def _blocks(e: Emission) -> Context | None:
-    return {"factors": e.storage.factors} if _training_state(e)["blocks"] else None
-
-
 def _checkpoints(e: Emission) -> Context:
     several = {
         "inner": "inner",
@@ -249,6 +231,7 @@ def _checkpoints(e: Emission) -> Context:
     return {
         **training.CHECKPOINTS,
         **(several if e.synchronization.separate else {}),
+        "copies": _copies(e),
         "publishes": e.synchronization.sharded,
         "loss_scale": e.scales_loss,
         "frozen": e.storage.frozen,
@@ -297,6 +280,11 @@ def _widened(e: Emission) -> bool:
     return e.precision.gradients != e.precision.parameters
 
 
+def _copies(e: Emission) -> bool:
+    """True if several stages of a rank have the same buffers."""
+    return e.pipeline is not None and e.pipeline["copies"]
+
+
 def _tied(e: Emission) -> bool:
     """True if several stages have the same weight."""
     return e.pipeline is not None and e.pipeline["tied"]
@@ -320,6 +308,8 @@ FEATURES: tuple[Feature[Emission], ...] = (
     ),
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
     section("Weights, under their names in the original module."),
+    Feature("blocks.jinja", _blocks, constants=lambda _: training.PIECE),
+    Feature("parts.jinja", _parts, imports=_parts_imports),
     Feature(
         "initialize.jinja",
         _initialize,
@@ -327,7 +317,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
         constants=lambda e: initial.constants(e.plan.initial),
     ),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
-    Feature("checkpoint.jinja", _checkpoint, constants=_buffer_constants),
+    Feature("checkpoint.jinja", _checkpoint, constants=_buffers),
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("bucket.jinja", _optimizer_in_place),
@@ -338,8 +328,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.plan.optimizer)),
     Feature("whole_gradients.jinja", _optimizer),
     section("Checkpoints of training, which any plan of the same model and batch can continue from."),
-    Feature("blocks.jinja", _blocks),
-    Feature("training_state.jinja", _training_state, imports=_training_state_imports),
+    Feature("training_state.jinja", _optimizer),
     Feature("checkpoints.jinja", _checkpoints, imports=lambda _: training.CHECKPOINT_IMPORTS),
     section("A step."),
     Feature("training_step.jinja", _whole_step),

@@ -104,25 +104,3 @@ def spread_bags(ids, table, sparse=False, dtype=None):
     own = unit_ids(ids.unflatten(0, (samples, -1)), spread)
     found = F.embedding_bag(own.flatten(0, 1), table, mode="sum", sparse=sparse).to(dtype or table.dtype)
     return ToSamples.apply(found.view(samples, -1), spread).view(-1, spread.width)
-
-
-class Unit:
-    """Columns `own` of a table of the original module, which are the rows `place` of a spread weight."""
-
-    def __init__(self, name, column, place, spread):
-        rows = spread.tables[name]
-        self.original, self.shape_whole, self.shape, self.cuts = name, [rows, spread.width], (rows, spread.width), {}
-        self.sizes, self.running = self.shape_whole, None
-        self.own = slice(None), slice(column, column + spread.unit)
-        self.place = slice(place, place + rows)
-
-
-def spread_wholes(x, part):
-    """Name and whole of every table; `x` has the columns of `part`."""
-    for name, rows in part.spread.tables.items():
-        whole = x.new_zeros(rows, part.spread.width)
-        for unit in part.tables:
-            if unit.original == name:
-                whole[unit.own] = x[unit.place]
-        dist.all_reduce(whole, group=part.spread.axis.group)
-        yield name, whole
