@@ -9,6 +9,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,10 @@ def _heads(transformers: Any, config: Any) -> dict[str, Any]:
 
 def _small(kind: Any, config: Any) -> tuple[Any, tuple[str, ...]]:
     """The smallest config of an architecture that can be called, and the arguments that forward needs besides."""
-    needed: dict[int, tuple[str, ...]] = {}
+    needed: tuple[str, ...] = ()
 
     def fits(made: Any, whole: bool) -> bool:
+        nonlocal needed
         try:
             made = trainable(kind, made, tell=False)
             with torch.device("meta"):
@@ -152,29 +154,25 @@ def _small(kind: Any, config: Any) -> tuple[Any, tuple[str, ...]]:
             return False
         if weights > MOST_TRIED:
             return not whole
+        found = _needed(kind, made)
+        needed = needed if found is None else found
+        return found is not None
+
+    return shrunk(config, fits), needed
+
+
+def _needed(kind: Any, config: Any) -> tuple[str, ...] | None:
+    """The first of `OPTIONAL` with which a model returns a loss for its example inputs; None if there is none."""
+    with torch.random.fork_rng(devices=[]), suppress(Exception):  # whatever the constructor raises
+        module, sequence = kind(config), sequence_of(config, None, small=True)
+        forward = inspect.signature(module.forward).parameters
         for more in OPTIONAL:
-            if _runs(kind, made, more):
-                needed[id(made)] = more
-                return True
-        return False
-
-    found = shrunk(config, fits)
-    return found, needed.get(id(found), ())
-
-
-def _runs(kind: Any, config: Any, more: tuple[str, ...]) -> bool:
-    """Whether a model with this config returns a loss for its example inputs."""
-    state = torch.get_rng_state()
-    try:
-        module = kind(config)
-        inputs = example_inputs(module, config, sequence_of(config, None, small=True), more)
-        with torch.no_grad():
-            loss = module(**inputs).loss
-    except Exception:  # whatever forward raises for inputs that do not fit
-        return False
-    finally:
-        torch.set_rng_state(state)
-    return isinstance(loss, torch.Tensor)
+            if not forward.keys() >= {*more}:
+                continue
+            with torch.no_grad(), suppress(Exception):  # whatever forward raises for inputs that do not fit
+                if isinstance(module(**example_inputs(module, config, sequence, more)).loss, torch.Tensor):
+                    return more
+    return None
 
 
 def trainable(kind: Any, config: Any, tell: bool = True) -> Any:

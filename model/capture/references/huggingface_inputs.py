@@ -177,7 +177,9 @@ OPTIONAL = (
 _TENSORS: dict[str, Callable[[Sizes], Any]] = {
     "input_ids": _ids,
     "decoder_input_ids": _ids,
+    "qformer_input_ids": _ids,
     "attention_mask": _ones,
+    "qformer_attention_mask": _ones,
     "decoder_attention_mask": _ones,
     "token_type_ids": _ids,
     "position_ids": lambda sizes: torch.arange(sizes.sequence).expand(EXAMPLE, -1),
