@@ -65,10 +65,12 @@ class InPlace(Building, ABC):
 
     def _arguments(self, node: fx.Node, target: Any = None) -> dict[str, Any]:
         """The arguments of a call by name, defaults filled in; by the names of `target` if it is given."""
-        target = target or node.target
+        called: Any = node.target
+        own = {item.name: item.default_value for item in called._schema.arguments}  # bernoulli_ has one, bernoulli none
         arguments = {}
-        for position, item in enumerate(target._schema.arguments):
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, item.default_value)
+        for position, item in enumerate((target or called)._schema.arguments):
+            default = own.get(item.name, item.default_value)
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(item.name, default)
             arguments[item.name] = self._resolve(value)
         return counted_from_front(arguments, node.meta.get("val"))
 

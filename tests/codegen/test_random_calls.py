@@ -25,7 +25,7 @@ class Noisy(nn.Module):
         x = self.first(x)
         y = self.channels(x.unflatten(-1, (2, 2, 2))).flatten(1)
         z = self.alpha(x) + self.slope(x) + torch.rand(len(x), 1) * x + torch.randn_like(x)
-        z = z * x.new_empty(len(x), 1).bernoulli_(0.7) + F.gumbel_softmax(x, dim=-1) * torch.bernoulli(x.sigmoid())
+        z = z * x.new_empty(len(x), 1).bernoulli_() + F.gumbel_softmax(x, dim=-1) * torch.bernoulli(x.sigmoid())
         n = torch.normal(x * 0 + 2, 0.5) * torch.empty(8).uniform_(-1, 2)
         z = z * (torch.rand(len(x), 1) < 0.8)
         y = (y + z + n + F.dropout(x, 0.1)).gather(1, torch.randint(2, 8, (len(x), 3)))

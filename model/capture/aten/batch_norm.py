@@ -67,14 +67,16 @@ def _functional(t: T, a: A) -> Value:
     return [y, None, None, a.get("running_mean"), a.get("running_var")]
 
 
-def _unseen(t: T, a: A) -> Value:
-    if a["running_mean"] is None or a.get("training") is False:
-        return None
-    raise t.refusal("a kernel of batch norms that writes its running statistics unseen", "call F.batch_norm")
+def _native(t: T, a: A) -> Value:
+    """A kernel that writes its running statistics, without its schema saying so; without the statistics it returns."""
+    training = a.get("training", True)
+    if training and a["running_mean"] is not None:
+        raise t.refusal("a kernel of batch norms that writes its running statistics unseen", "call F.batch_norm")
+    return [_batch_norm(t, a | {"like": t.like[0], "training": training}), *[None] * (len(t.like) - 1)]
 
 
 TABLE: dict[str, Rule] = {
-    **dict.fromkeys(["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update"], _unseen),
+    **dict.fromkeys(["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update"], _native),
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit_functional": _functional,
     "_native_batch_norm_legit": _functional,

@@ -60,7 +60,7 @@ def _gather(t: T, a: A) -> Value:
     dim = a["dim"] % len(t.shape(x))
     for d, size in enumerate(t.shape(ids)):
         x = x if d == dim else t.slice(x, d, 0, size)
-    return _take_along(t, x, narrow(t, ids, dim), dim)
+    return _take_along(t, x, t.to(narrow(t, ids, dim), "int64"), dim)
 
 
 def narrow(t: T, ids: Index, dim: int) -> Index:
