@@ -33,6 +33,7 @@ class Parallel:
     ) -> None:
         self.module, self.program, self.local, self.step = module, program, local, 0
         self._arguments, self._form = arguments, form
+        self._saved = frozenset(module.state_dict())  # without buffers that modules leave out
         self.mesh, self._model, self._optimizer = program.build(_state(module))
         self._parts = Parts(module, program, self._model, names, self.mesh.device)
         module.forward = Forward(self, module.forward)
@@ -88,13 +89,14 @@ class Parallel:
         return self.program.Samples(self.mesh, count, first)
 
     def whole_state(self) -> dict[str, Tensor]:
-        """All weights, whole, under their original names, on rank 0's CPU (elsewhere {}); every rank takes part."""
+        """The module's state dict, whole, on rank 0's CPU (elsewhere {}); every rank takes part."""
         self._parts.follow()
         state: dict[str, Tensor] = self.program.whole_weights(self._model, self.mesh)
         if dist.get_rank():
             return {}
         rest = self.module.state_dict().items()
-        return {name: x.detach().cpu() for name, x in rest if name not in self._parts.names} | state
+        state |= {name: x.detach().cpu() for name, x in rest if name not in self._parts.names}
+        return {name: x for name, x in state.items() if name in self._saved}
 
     def load_whole_state(self, state: Mapping[str, Tensor] | Path | str) -> None:
         """Copy this rank's parts from whole weights under their original names: a dict, or a file."""

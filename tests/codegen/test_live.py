@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -450,6 +451,26 @@ def test_what_was_made_before_parallelize_goes_on_working(force: Force) -> None:
         assert torch.allclose(results[0][0][key], x, rtol=0, atol=1e-9), key
 
 
+def test_a_second_optimizer_takes_over(force: Force, tmp_path: Path) -> None:
+    """As with other hyperparameters; gradients of micro-batches go to it alone."""
+    plan, batch = plan_of("words", 9, force), data("words", SAMPLES)
+    nodes = zip(plan.graph.nodes, plan.choices, strict=True)
+    cut = (replace(c, sharded_states=n.op == "parameter", sharded_gradients=n.op == "parameter") for n, c in nodes)
+    program, state = program_of(replace(plan, choices=tuple(cut)), tmp_path), state_of(materialize(Words()))
+
+    def body(rank: int) -> tuple[list[float], list[float]]:
+        norms, losses = [], []
+        for again in range(2):
+            mesh, model, optimizer = program.build(state)
+            optimizer = program.make_optimizer(model, mesh) if again else optimizer
+            losses += [program.train_step(model, optimizer, batch, mesh, step) for step in range(2)]
+            norms.append(optimizer.gradient_norm)
+        return losses, norms
+
+    losses, norms = run_threads(body, plan.ranks, timeout=60)[0]
+    assert losses[:2] == losses[2:] and norms[0] == norms[1] > 0
+
+
 class Counting(torch.optim.AdamW):
     """With a number among its states."""
 
@@ -633,7 +654,8 @@ def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
     def train(_: int) -> float:
         module = Scaled().double()
         module.load_state_dict(state)
-        planned.parallelize(module)
+        found = planned.parallelize(module).whole_state()
+        assert found.keys() == (set() if dist.get_rank() else state.keys())
         loss: Tensor = module(**batch)
         return loss.item()
 
