@@ -67,6 +67,7 @@ class Parts:
         self.all = [Part(weight, place, name) for weight, place, name in _placed(program, model)]
         here = {part.name: part for part in self.all}
         elsewhere: dict[str, nn.Parameter] = {}
+        self._buffers: list[tuple[nn.Module, str, Part]] = []
         for name, original in names.items():
             path, _, leaf = name.rpartition(".")
             owner, part = module.get_submodule(path), here.get(original)
@@ -75,6 +76,7 @@ class Parts:
                 owner._buffers[leaf] = None if part is None else part.own
                 if part is not None:
                     part.value = part.own
+                    self._buffers.append((owner, leaf, part))
                 continue
             given.grad = None
             if part is not None:
@@ -133,13 +135,13 @@ class Parts:
                 found.update((name, key) for key in hooks)
         return found
 
-    def _now(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
-        found.update((n, x) for n, x in self.module.named_buffers(remove_duplicate=False) if n in self.names)
-        return found
+    def _now(self) -> dict[str, nn.Parameter]:
+        return dict(self.module.named_parameters(remove_duplicate=False))
 
     def follow(self) -> None:
-        """Take over values of tensors that the user has given other memory."""
+        """Take over values of tensors that the user has given other memory, and of other buffers, as after `.to()`."""
+        for owner, leaf, part in self._buffers:
+            part.value = owner._buffers.get(leaf)
         for part in self.all:
             if part.apart:
                 assert part.value is not None

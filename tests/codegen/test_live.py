@@ -107,7 +107,7 @@ def program_of(plan: Plan, folder: Path) -> ModuleType:
     return load_program(folder / "program.py")
 
 
-CASES = [("classifier", 3), ("words", 2), ("words", 9), ("words", 7)]
+CASES = [("classifier", 3), ("words", 9), ("words", 7)]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -656,6 +656,8 @@ def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
         module.load_state_dict(state)
         found = planned.parallelize(module).whole_state()
         assert found.keys() == (set() if dist.get_rank() else state.keys())
+        module.offset.zero_()
+        module.offset = module.offset + 1  # another tensor, as after .to()
         loss: Tensor = module(**batch)
         return loss.item()
 
