@@ -62,14 +62,14 @@ def eliminated(flat: Flat) -> Reduced | None:
         return None
     keep = ~(gone[flat.ends[:, 0]] | gone[flat.ends[:, 1]])
     sizes = np.diff(flat.at)
-    entries, begin = np.repeat(keep, sizes), int(sizes[keep].sum())
+    begin = int(sizes[keep].sum())
     tables = np.empty(begin + len(table), np.int64)
-    np.compress(entries, flat.table, out=tables[:begin])
+    _copy_kept(flat.at, keep, flat.table, tables)
     tables[begin:] = table
     uses = None
     if flat.pair_use is not None:
         uses = np.zeros((len(tables), flat.pair_use.shape[1]), np.int64)
-        np.compress(entries, flat.pair_use, axis=0, out=uses[:begin])
+        _copy_kept(flat.at, keep, flat.pair_use, uses)
     new = replace(
         flat,
         cost=cost,
@@ -80,6 +80,15 @@ def eliminated(flat: Flat) -> Reduced | None:
         constant=flat.constant + int(constant),
     )
     return Reduced(substituted(new, _without(new, gone)).flat, (out.lift,))
+
+
+def _copy_kept(at: Ints, keep: Bools, values: Ints, out: Ints) -> None:
+    """Copy the entries of these edges [E] to the beginning of `out`, with no array of their places between."""
+    turns = np.flatnonzero(np.diff(keep, prepend=False, append=False)).reshape(-1, 2)
+    end = 0
+    for first, last in at[turns].tolist():
+        begin, end = end, end + last - first
+        out[begin:end] = values[first:last]
 
 
 def _without(flat: Flat, gone: Bools) -> Substitution:
