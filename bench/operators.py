@@ -3,8 +3,8 @@
 `op_db` of torch.testing has sample arguments for each operator. Tensors that may have a gradient become parameters,
 with these values, others buffers; so the planner may split whatever it likes, and does, since devices are slow and the
 link is fast. The loss is a projection of all results. As `verify` does, the program's loss, gradients and weights are
-compared with the module's, in float64. `verified` counts samples, `split` those of them whose operators are not all
-computed whole by both ranks. Samples are skipped that have no floating tensor, or one that is complex, large or not
+compared with the module's, in float64. `verified` counts samples, `split` those of them whose plans split anything, be
+it the projection alone. Samples are skipped that have no floating tensor, or one that is complex, large or not
 finite, or whose loss or gradients are not finite. `--small` runs few operators, without `op_db`, which needs the
 package expecttest.
 """

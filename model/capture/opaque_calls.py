@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ..graph.dtypes import FLOATS
+from ..graph.dtypes import FLOATS, ITEMSIZE
 from ..graph.pcg import Attribute
 from ..operators.unknown import MOST_INPUTS, call_source, constants_in
-from .building import Complex, as_pairs
+from .building import Complex, as_pairs, dtype_name
 from .independence import Finding, NotPureError, findings, unsplit
 from .translation import A, Index, T, Value
 from .trial_values import Operand
@@ -93,8 +93,9 @@ def _refused(target: Any, value: Any) -> str:
         isinstance(size, int) for size in sizes
     ):
         return "the size of its result depends on the data"
-    if any(v.dtype == torch.complex32 for v in values):
-        return "it computes complex numbers of half precision"
+    other = next((v.dtype for v in values if dtype_name(as_pairs(v).dtype) not in ITEMSIZE), None)
+    if other is not None or any(v.dtype == torch.complex32 for v in values):
+        return f"it computes numbers of dtype {dtype_name(other or torch.complex32)}"
     return ""
 
 
