@@ -133,9 +133,10 @@ class Forward:
     def __init__(self, parallel: Parallel, own: Callable[..., Any]) -> None:
         functools.update_wrapper(self, own)  # its signature
         self.parallel = parallel
+        self.run = torch.compiler.disable(parallel.forward)  # type: ignore[no-untyped-call]  # it runs a whole step
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.parallel.forward(args, kwargs)
+        return self.run(args, kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """For pickle, torch.save and copy.deepcopy."""
