@@ -14,6 +14,7 @@ BENCHES = {
     "derived": "Rules with parallel operators, derived from the layouts and moves among which the search chooses.",
     "forced": "Plans forced by flags against the free search: none may be below its bound.",
     "generation": "Rules generated and proved, step by step, timed.",
+    "initial": "What ranks begin with, beside the weights of the module's constructor, for many architectures.",
     "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
     "models": "Architectures of the ecosystem: captured, planned for 2x4 ranks, verified, each in its own process.",

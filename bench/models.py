@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,9 +61,9 @@ def run(small: bool, only: Sequence[str], tell: Tell, sample: int | None = None,
     return rows
 
 
-def apart(name: str) -> Row:
-    """`measured` in a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__, name]
+def apart(name: str, module: str = __name__) -> Row:
+    """What `module` measures of one architecture, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", module, name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -131,12 +131,12 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return [{"result": words, "models": count} for words, count in counts.most_common()]
 
 
-def main(name: str) -> None:
+def main(name: str, measure: Callable[[str], Row] = measured) -> None:
     """Measure one architecture within the limits of a process, and print its row as JSON."""
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most))
     torch.set_num_threads(1)
-    print(json.dumps(measured(name)))
+    print(json.dumps(measure(name)))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 Call: TypeAlias = tuple[str, tuple[float | str | None, ...]]
 """A method of tensors that works element by element, and its arguments: `("mul_", (0.02,))`."""
 
-KINDS = {"constant": 1, "uniform": 2, "normal": 2, "values": None}
-"""Where values come from, and how many numbers describe them: the value; the ends; mean and standard deviation; all."""
+KINDS = {"constant": 1, "uniform": 2, "normal": 2, "truncated": 5, "values": None}
+"""Where values come from, and how many numbers describe them: the value; the ends; mean and standard deviation; these,
+the ends, and how often all elements are drawn, each time in place of those beyond the ends; all values.
+"""
 
 FILE = "initial.pt"
 """The file beside a program with the values that its ranks cannot make themselves."""
@@ -51,11 +53,19 @@ class Write:
             raise PartitaError(f"initial values of {self.name!r}: {self.kind!r} of {self.numbers}")
 
     @property
+    def drawn(self) -> str:
+        """The distribution from which torch draws; empty where it does not."""
+        return {"uniform": "uniform", "normal": "normal", "truncated": "normal"}.get(self.kind, "")
+
+    @property
+    def rounds(self) -> int:
+        """How often all elements are drawn."""
+        return int(self.numbers[-1]) if self.kind == "truncated" else 1
+
+    @property
     def draws(self) -> int:
         """How many 32-bit numbers of the stream it takes, where it is not drawn one by one."""
-        if self.kind not in ("uniform", "normal"):
-            return 0
-        return draws(self.kind, prod(self.shape), self.dtype)
+        return self.rounds * draws(self.drawn, prod(self.shape), self.dtype) if self.drawn else 0
 
 
 NARROW = ("bfloat16", "float16")

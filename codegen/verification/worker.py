@@ -68,7 +68,7 @@ def train(
     `initial`: those with which the program must begin by itself.
     """
     mesh = program.Mesh()
-    begun = [] if initial is None else [_initial_errors(program, mesh, initial, dtype)]
+    begun = [] if initial is None else [initial_errors(program, mesh, initial, dtype)]
     model = program.Model(mesh, dtype=dtype)
     program.load(model, state, mesh)
     optimizer = program.make_optimizer(model, mesh)
@@ -86,12 +86,12 @@ def train(
     return Outcome(losses, gradients, weights, [_part_errors(program, model, mesh, expected, dtype)], begun)
 
 
-def _initial_errors(
+def initial_errors(
     program: ModuleType, mesh: Any, expected: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, float]:
     """The error of every part that this rank begins with."""
     model = program.Model(mesh, dtype=dtype)
-    for _, part in _held(model):
+    for _, part in held(model):
         part.fill_(math.nan if part.is_floating_point() else 0)
     program.initialize(model)
     return _part_errors(program, model, mesh, expected, dtype)
@@ -104,21 +104,22 @@ def _part_errors(
 
     The program's own `load` says which part of a weight that is. What it leaves out, such as padding, does not count.
     """
-    other = program.Model(mesh, dtype=dtype)
-    for _, part in _held(other):
+    loaded = program.Model(mesh, dtype=dtype)
+    for _, part in held(loaded):
         part.fill_(math.nan if part.is_floating_point() else 0)
-    program.load(other, expected, mesh)
+    program.load(loaded, expected, mesh)
     errors: dict[str, float] = {}
-    for (name, ours), (_, theirs) in zip(_held(model), _held(other), strict=True):
-        most = expected[name].double().abs().max() if name in expected and expected[name].numel() else 0.0
-        loaded = ~theirs.isnan()
-        difference = (ours[loaded].double() - theirs[loaded].double()).abs()  # masks are booleans
+    for (name, ours), (_, theirs) in zip(held(model), held(loaded), strict=True):
+        whole = expected[name][expected[name].isfinite()] if name in expected else theirs[:0]
+        most = whole.double().abs().max() if whole.numel() else 0.0
+        other = ~theirs.isnan() & (ours != theirs)  # minus infinity in masks is equal to itself
+        difference = (ours[other].double() - theirs[other].double()).abs()  # masks are booleans
         error = float(difference.max() / (1 + most)) if difference.numel() else 0.0
         errors[name] = max(errors.get(name, 0.0), error if math.isfinite(error) else math.inf)
     return errors
 
 
-def _held(model: Any) -> list[tuple[str, Tensor]]:
+def held(model: Any) -> list[tuple[str, Tensor]]:
     """The parts that this rank holds, each with its weight's original name; the newest of several versions."""
     if not isinstance(model, torch.nn.Module) and not hasattr(model, "versions"):  # of a space-time plan
         return [(model.boxes[name][0].name if name in model.boxes else name, x) for name, x in model.parts.items()]

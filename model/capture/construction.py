@@ -21,6 +21,7 @@ from ..errors import PartitaError
 from ..initial_values import Write
 from .contents import Contents, Ref, drawn, dtype_name
 from .random_stream import Position, RandomStream, positioned
+from .rejected import Rejected
 
 _Given: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Arguments and options of a call, with a `Ref` for every tensor."""
@@ -45,6 +46,7 @@ class Construction(TorchDispatchMode):
         self.seed = seed
         self._stream = RandomStream(seed)
         self._contents = Contents()
+        self._rejected = Rejected(seed)
         self._records: list[_Record] = []
         self._given: dict[int, Tensor] = {}  # storages that were there before
         self._numbers: dict[int, int] = {}  # of storages, by their address
@@ -103,6 +105,7 @@ class Construction(TorchDispatchMode):
         if len(made) + len(changed) > 1:
             for ref in (*changed, *(ref for _, ref in made)):
                 contents.of_storage[ref.storage] = None
+                contents.beyond.pop(ref.storage, None)
         elif changed:
             contents.change(name, changed[0], *given, draw)
         else:
@@ -113,6 +116,9 @@ class Construction(TorchDispatchMode):
         value = self._contents.value(ref)
         if value is not None and ref.dtype == torch.bool:
             return bool(value)
+        beyond = self._contents.beyond.get(ref.storage)
+        if beyond is not None:
+            return self._rejected.any(beyond)
         return self._computed(ref).item()
 
     def writes(self, name: str, tensor: Tensor) -> list[tuple[int, Position | None, Write]] | None:

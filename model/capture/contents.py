@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..initial_values import SERIAL, Call, Write
+from ..initial_values import SERIAL, Call, Write, draws
 from .random_stream import Position
 
 
@@ -55,6 +55,7 @@ class Piece:
     """What is known of the elements from `start` on of a storage.
 
     `order`: the number of the call that drew random ones, else of that which put them here. `calls` came after.
+    `within`: elements beyond these ends were drawn again, all in the same `rounds`, one after another in the stream.
     """
 
     order: int
@@ -65,6 +66,8 @@ class Piece:
     numbers: tuple[float, ...]
     position: Position | None = None
     calls: tuple[Call, ...] = ()
+    within: tuple[float, float] | None = None
+    rounds: int = 1
 
     @property
     def stop(self) -> int:
@@ -89,8 +92,28 @@ class Piece:
             return mean - 9 * deviation, mean + 9 * deviation
         return min(self.numbers), max(self.numbers)
 
+    @property
+    def draws(self) -> int:
+        """The 32-bit numbers of one round."""
+        return draws(self.kind, self.count, dtype_name(self.dtype))
+
+    def rejects(self, count: int) -> bool:
+        """True if these `count` elements may be the start of a truncated normal that ranks can draw."""
+        wide = self.dtype in (torch.float32, torch.float64)
+        known = self.kind == "normal" and self.position is not None and not self.calls
+        return wide and known and self.start == 0 and self.count == count >= SERIAL
+
     def meets(self, start: int, stop: int) -> bool:
         return self.start < stop and start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A tensor of booleans: which elements of a piece are below `low` or above `high`."""
+
+    piece: Piece
+    low: float = -math.inf
+    high: float = math.inf
 
 
 Content: TypeAlias = tuple[Piece, ...] | None
@@ -123,6 +146,7 @@ class Contents:
 
     def __init__(self) -> None:
         self.of_storage: dict[int, Content] = {}
+        self.beyond: dict[int, Beyond] = {}  # tensors of booleans, or one boolean: whether any is true
         self.order = 0
 
     def of(self, ref: Ref) -> Content:
@@ -130,10 +154,12 @@ class Contents:
         content = self.of_storage[ref.storage]
         if content is None or not ref.contiguous:
             return None
-        touched = [piece for piece in content if piece.meets(ref.offset, ref.offset + ref.count)]
-        if any(piece.start < ref.offset or ref.offset + ref.count < piece.stop for piece in touched):
+        start, stop = ref.offset, ref.offset + ref.count
+        touched = [_clipped(piece, start, stop) for piece in content if piece.meets(start, stop)]
+        if any(piece.start < start or stop < piece.stop for piece in touched):
             return None
-        return tuple(replace(piece, start=piece.start - ref.offset) for piece in touched)
+        hidden = {k for k, p in enumerate(touched) for q in touched[k + 1 :] if q.start <= p.start and p.stop <= q.stop}
+        return tuple(replace(piece, start=piece.start - start) for k, piece in enumerate(touched) if k not in hidden)
 
     def value(self, ref: Ref) -> float | None:
         """The one value of all elements of a tensor, if it is known."""
@@ -149,11 +175,30 @@ class Contents:
     ) -> None:
         """Follow a call that makes a tensor."""
         self.of_storage[ref.storage] = self._made(name, ref, args, options, draw)
+        if self.of_storage[ref.storage] is None and (beyond := self._compared(name, args)):
+            self.beyond[ref.storage] = beyond
+
+    def _compared(self, name: str, args: Sequence[Any]) -> Beyond | None:
+        """What a comparison of normal numbers, or a call on such comparisons, finds out."""
+        tensors, numbers = [x for x in args if isinstance(x, Ref)], _numbers(args)
+        if name in ("lt", "gt") and len(tensors) == len(numbers) == 1:
+            content = self.of(tensors[0])
+            if not content or len(content) > 1 or not content[0].rejects(tensors[0].count):
+                return None
+            return Beyond(content[0], **{"low" if name == "lt" else "high": float(numbers[0])})
+        found = [self.beyond.get(x.storage) for x in tensors]
+        first, last = found[0] if found else None, found[-1] if found else None
+        if first is None or last is None or name not in ("any", "bitwise_or", "logical_or") or numbers:
+            return None
+        if first.piece != last.piece:
+            return None
+        return Beyond(first.piece, max(first.low, last.low), min(first.high, last.high))
 
     def change(
         self, name: str, ref: Ref, args: Sequence[Any], options: Mapping[str, Any], draw: Draw | None = None
     ) -> None:
         """Follow a call that changes a tensor in place."""
+        self.beyond.pop(ref.storage, None)
         content = self.of_storage[ref.storage]
         call = _call(name.removesuffix("_"), args, options)
         if call is not None:
@@ -183,6 +228,8 @@ class Contents:
             return self._draw(ref, draw) if ref.contiguous else None
         tensors = [x for x in args if isinstance(x, Ref)]
         contents = [self.of(x) for x in tensors]
+        if name == "where" and len(tensors) == 3:
+            return self._redrawn(self.beyond.get(tensors[0].storage), contents[1], contents[2])
         if not contents or contents[0] is None:
             return None
         copied = name in ("clone", "_to_copy") or (name == "constant_pad_nd" and not any(args[1]))
@@ -192,6 +239,17 @@ class Contents:
             return tuple(replace(piece, calls=(*piece.calls, call)) for piece in contents[0])
         truth = _truth(name, contents, numbers)
         return None if truth is None else self._fill(ref, truth)
+
+    def _redrawn(self, beyond: Beyond | None, drawn: Content, kept: Content) -> Content:
+        """Normal numbers, of which those beyond the ends are drawn anew, as `nn.init.trunc_normal_` does."""
+        if beyond is None or kept != (beyond.piece,) or drawn is None or len(drawn) != 1:
+            return None
+        piece, fresh, ends = beyond.piece, drawn[0], (beyond.low, beyond.high)
+        at = piece.position and replace(piece.position, offset=piece.position.offset + piece.rounds * piece.draws)
+        alike = replace(piece, order=fresh.order, position=at, within=None, rounds=1) == fresh
+        if not alike or piece.within not in (None, ends):
+            return None
+        return (replace(piece, within=ends, rounds=piece.rounds + 1),)
 
     def _written(self, name: str, ref: Ref, args: Sequence[Any], draw: Draw | None) -> Content:
         """The pieces that a call puts in place of a tensor's, counted from its first element."""
@@ -238,15 +296,18 @@ class Contents:
                 return None
             shape = ref.shape if piece.count == ref.count else (piece.count // row, *ref.shape[1:])
             numbers, calls = piece.numbers, piece.calls
+            if piece.within and any(call in ("pow", "pow_") for call, _ in piece.calls):
+                return None  # ranks mark what is to be drawn again with NaN, and NaN^0 = 1
             if not piece.random:
                 numbers, calls = (_folded(piece),), ()
                 if not math.isfinite(numbers[0]):
                     return None
             elif piece.dtype == torch.float32 and piece.count >= SERIAL:
                 numbers = tuple(map(shortest, numbers))  # torch computes with these
-            write = Write(
-                name, shape, piece.kind, numbers, calls, first=piece.start // row, dtype=dtype_name(piece.dtype)
-            )
+            kind = piece.kind
+            if piece.within:
+                kind, numbers = "truncated", (*numbers, *piece.within, float(piece.rounds))
+            write = Write(name, shape, kind, numbers, calls, first=piece.start // row, dtype=dtype_name(piece.dtype))
             found.append((piece.order, piece.position, write))
         return found
 
@@ -270,6 +331,12 @@ def _call(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Call | 
 
 def _value(content: Content) -> float | None:
     return content[0].value if content is not None and len(content) == 1 else None
+
+
+def _clipped(piece: Piece, start: int, stop: int) -> Piece:
+    """The elements of a piece between two ends, if it is a constant: others are drawn whole."""
+    first, last = max(piece.start, start), min(piece.stop, stop)
+    return piece if piece.random else replace(piece, start=first, count=last - first)
 
 
 def _truth(name: str, contents: Sequence[Content], numbers: Sequence[float]) -> bool | None:

@@ -131,4 +131,7 @@ def _drawn(at: Position, position: Position, write: Write) -> tuple[list[Write],
     made[0] = replace(made[0], seed=seed)
     if any(each.skipped < 0 for each in made):
         return [], None
-    return made, after(replace(position, pair=at.pair), write.kind, prod(write.shape), write.dtype, contiguous=True)
+    then: Position | None = replace(position, pair=at.pair)
+    for _ in range(write.rounds):
+        then = then and after(then, write.drawn, prod(write.shape), write.dtype, contiguous=True)
+    return made, then

@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.table = nn.Embedding(40, WIDTH, padding_idx=33)
         self.blocks = nn.Sequential(*(Block(3) for _ in range(3)))
         self.position = nn.Parameter(torch.zeros(1, 4, WIDTH))
-        nn.init.trunc_normal_(self.position, std=0.02)
+        nn.init.trunc_normal_(self.position)
         self.level = nn.Parameter(torch.randn(()))
 
     def forward(self, ids):

@@ -23,8 +23,11 @@ def replayed(initial: InitialValues, like: dict[str, Tensor]) -> dict[str, Tenso
             generator.manual_seed(write.seed)
         advance(generator, write.skipped)  # type: ignore[no-untyped-call]
         x = torch.empty(write.shape, dtype=getattr(torch, write.dtype))
-        if write.kind in ("uniform", "normal"):
-            getattr(x, f"{write.kind}_")(*write.numbers, generator=generator)
+        if write.drawn:
+            getattr(x, f"{write.drawn}_")(*write.numbers[:2], generator=generator)
+            for _ in range(write.rounds - 1):
+                beyond = (x < write.numbers[2]) | (x > write.numbers[3])
+                x = torch.where(beyond, torch.empty_like(x).normal_(*write.numbers[:2], generator=generator), x)
         else:
             x.copy_(torch.tensor(write.numbers, dtype=torch.float64).expand(max(1, x.numel())).reshape(write.shape))
         for name, arguments in write.calls:
@@ -82,6 +85,10 @@ class Schemes(nn.Module):
         rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
         self.truncated = nn.Parameter(torch.zeros(1, 5, 6))
         nn.init.trunc_normal_(self.truncated, std=0.02 + 0 * rates[1])
+        self.rejected, self.narrowly = nn.Parameter(torch.zeros(20, 6)), nn.Parameter(torch.zeros(90, 31))
+        nn.init.trunc_normal_(self.rejected)
+        nn.init.trunc_normal_(self.narrowly.data[3:], mean=0.1, std=0.5, a=-0.5, b=0.9)
+        self.narrowly.data.mul_(0.25)
         self.xavier, self.kaiming = (nn.Parameter(torch.empty(n, 8, 3)) for n in (8, 5))
         nn.init.xavier_uniform_(self.xavier)
         nn.init.kaiming_normal_(self.kaiming)
@@ -117,8 +124,8 @@ class Stored(nn.Module):
         super().__init__()
         self.orthogonal = nn.Parameter(torch.empty(9, 9))
         nn.init.orthogonal_(self.orthogonal)
-        self.rejected = nn.Parameter(torch.empty(20, 6))
-        nn.init.trunc_normal_(self.rejected)
+        self.far = nn.Parameter(torch.empty(20, 6))
+        nn.init.trunc_normal_(self.far, a=2.5, b=3.0)
         self.columns = nn.Parameter(torch.randn(16, 8))
         self.columns.data[:, 1] = 0
         self.after = nn.Linear(3, 3)
@@ -140,7 +147,7 @@ def test_ranks_draw_whatever_the_scheme(build: Callable[[], nn.Module]) -> None:
 
 
 def test_the_rest_is_stored() -> None:
-    assert set(begins(Stored).stored) == {"orthogonal", "rejected", "columns", "mask"}
+    assert set(begins(Stored).stored) == {"orthogonal", "far", "columns", "mask"}
 
 
 def test_what_is_never_set_has_no_value() -> None:

@@ -24,7 +24,8 @@ def context(initial: InitialValues | None, graphs: Iterable[PCG]) -> Context:
     given = initial or InitialValues()
     unknown = sorted(names - given.names)
     writes = _needed(given.writes, names)
-    drawn = [write for write in writes if write.kind in ("uniform", "normal")]
+    drawn = [write for write in writes if write.drawn]
+    kinds = {write.kind for write in drawn}
     many = sum(write.draws + write.skipped for write in given.writes) > MANY
     stored = any(name in names for name in given.stored)
     what = "The values that the module's constructor gives"
@@ -34,11 +35,13 @@ def context(initial: InitialValues | None, graphs: Iterable[PCG]) -> Context:
         what += " after torch.manual_seed(SEED)"
     return {
         "unknown": f"no initial values of {_counted(unknown)}" if unknown else "",
-        "drawn": {write.kind for write in drawn},
-        "constants": any(write.kind == "constant" for write in writes),
+        "drawn": kinds,
+        "truncated": "truncated" in kinds,
+        "normals": bool(kinds & {"normal", "truncated"}),
+        "constants": "truncated" in kinds or any(write.kind == "constant" for write in writes),
         "listed": any(write.kind == "values" for write in writes),
         "dtypes": any(write.dtype != "float32" for write in drawn),
-        "narrow": any(write.kind == "normal" and write.dtype in NARROW for write in drawn),
+        "narrow": any(write.drawn == "normal" and write.dtype in NARROW for write in drawn),
         "chained": any(write.calls for write in drawn),
         "seeded": any(write.seed is not None for write in writes),
         "stored": stored,
@@ -58,9 +61,7 @@ def _counted(names: Sequence[str]) -> str:
 
 def constants(initial: InitialValues | None) -> Sequence[str]:
     """The constants of the program that its lines mention."""
-    return (
-        [CHUNK] if initial and (initial.stored or any(w.kind in ("uniform", "normal") for w in initial.writes)) else []
-    )
+    return [CHUNK] if initial and (initial.stored or any(write.drawn for write in initial.writes)) else []
 
 
 def imports(initial: InitialValues | None) -> Sequence[str]:
@@ -121,6 +122,8 @@ def _text(write: Write) -> str:
     name = "None" if write.name is None else quoted(write.name)
     whole = write.kind == "values" and "float" not in write.dtype
     numbers = [repr(int(number) if whole else number) for number in write.numbers]
+    if write.kind == "truncated":
+        numbers[-1] = f"rounds={write.rounds}"
     arguments = [name, tuple_text([str(size) for size in write.shape])]
     arguments += [f"[{', '.join(numbers)}]"] if write.kind == "values" else numbers
     if write.first:
