@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -55,8 +56,8 @@ from .random_modules import random_module, with_memory
 
 STEPS, BATCH = 20, 12
 TOLERANCE = 1e-9
-COUNT, SMALL_COUNT = 60, 3
-KILLS, SMALL_KILLS = 20, 1
+COUNT, SMALL_COUNT = 40, 3
+KILLS, SMALL_KILLS = 12, 1
 MESHES = ((1,), (2,), (3,), (2, 2), (4,), (2, 3))
 MIB = 2**20
 ROWS, WIDTH = 400_000, 128
@@ -230,7 +231,7 @@ def trained(
     program.load(model, dict(start), mesh)
     optimizer = program.make_optimizer(model, mesh)
     first = program.resume(model, optimizer, source) if source else 0
-    numbers = iter(program.Samples(mesh, len(next(iter(data.values()))), first))
+    numbers = chain.from_iterable(repeat(program.Samples(mesh, len(next(iter(data.values()))), first)))  # all epochs
     losses = []
     for step in range(first, last):
         own = next(numbers)
@@ -362,12 +363,13 @@ def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     for case in each(cases, only, tell):
         rows.append(case.measure())
         tell(f"{case.name}: {'ok' if rows[-1]['ok'] else rows[-1]}")
-    return rows
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [dict.fromkeys(columns) | row for row in rows]
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
     """How many hold, and the largest difference to the run without a stop."""
-    errors = [row["error"] for row in rows if "error" in row]
+    errors = [row["error"] for row in rows if row.get("error") is not None]
     return {"cases": len(rows), "ok": sum(row["ok"] for row in rows), "error": max(errors, default=0.0)}
 
 
