@@ -6,7 +6,7 @@ import numpy as np
 
 from ..elimination.kernels import Bools, Ints, compiled
 from .arcs import propagate
-from .form import Pairs
+from .form import Flat, Pairs
 from .messages import Messages
 from .shared_state import NEVER, Deadline
 from .substitution import Incidence, incidence
@@ -14,6 +14,7 @@ from .substitution import Incidence, incidence
 SHARE = 0.02  # of the open variables, fixed at once
 DEARER = (1.0, 1.03, 1.1, 1.2, 1.4, 2.0, 4.0)  # multiples of the current prices to try
 SWEEPS = 20  # after a change of prices
+_DEAREST = 12  # times that prices double twice, for some solution
 
 
 def first_solution(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> tuple[Ints, int | None]:
@@ -32,6 +33,22 @@ def first_solution(messages: Messages, share: float = SHARE, until: Deadline = N
         if cost is not None or until.past:
             return choice, cost
     return choice, None
+
+
+def any_solution(flat: Flat) -> Ints | None:
+    """A feasible choice [V] within some passes over the tables, of any cost; None if none is found.
+
+    All variables are fixed at once, at rising prices of the capacities.
+    """
+    messages = Messages(flat)
+    choice = decimated(messages, share=1.0)
+    prices = max(messages.value, 1.0) / np.maximum(flat.limits, 1)
+    for _ in range(_DEAREST if flat.limits.size else 0):
+        if flat.price(choice) is not None:
+            break
+        messages.reprice(prices)
+        choice, prices = decimated(messages, share=1.0), 4 * prices
+    return None if flat.price(choice) is None else choice
 
 
 def decimated(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> Ints:

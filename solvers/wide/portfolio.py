@@ -19,7 +19,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ..elimination.kernels import Ints
 from ..protocol import INEXACT, STOPPED, Search, Solution
-from .decimation import decimated, first_solution
+from .decimation import any_solution, decimated, first_solution
 from .descent import Descent
 from .fixing import LowerBounds
 from .highs import Highs
@@ -93,6 +93,8 @@ class _Portfolio:
                     self.proving.cancel()
                     self.fusing.cancel()
                     wait([conductor])  # it may submit more until it notices
+            if self.incumbent.choice is None and not self._closed:  # some plan is better than none, even late
+                self.incumbent.take(any_solution(self.flat), "a quick choice")
         finally:
             self._publish()
         conductor.result()
@@ -101,7 +103,12 @@ class _Portfolio:
     @property
     def over(self) -> bool:
         """True if the network is solved or the time is up."""
-        return self.deadline.past or self.incumbent.bound >= self._ceiling(None)
+        return self.deadline.past or self._closed
+
+    @property
+    def _closed(self) -> bool:
+        """True if the bound reaches the cost, or what a solution must cost less than."""
+        return self.incumbent.bound >= self._ceiling(None)
 
     def _ceiling(self, cost: int | None) -> int:
         """The cost that a choice must beat, given another one of this cost."""

@@ -1,5 +1,7 @@
 """Solve a search's network by an equivalent one: without switches, or reduced."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +19,7 @@ from .substitution import Reduced
 
 CUT = "large costs are known only as clipped for floats"
 """Words of a solution optimal only for clipped costs (`in_floats`)."""
+_REDUCTION = 0.3  # share of the time left, for reduction
 
 _Solve: TypeAlias = Callable[[Network, Limits], Solution]
 
@@ -78,7 +81,8 @@ def _reduction(search: Search, network: Network) -> Reduced | Solution:
     if not fits(whole[0]):
         return search.finish("totals beyond 2^60 do not add up in 64 bits")
     whole_is_exact = in_floats(whole[0]) is whole[0]
-    small = reduced(whole.pop(), search.until)
+    until = search.until if math.isinf(search.left) else time.perf_counter() + _REDUCTION * search.left
+    small = reduced(whole.pop(), until)
     if small is None or (low := small.flat.floor()) >= INFINITE:
         return search.finish("no solution, by reduction", infeasible=True)
     if small.flat.variables == 0 and not search.offer(small.assignment(())):

@@ -6,6 +6,7 @@ import threading
 import time
 from _thread import interrupt_main
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_a_large_one_is_anytime_and_ends_in_time() -> None:
     assert answer.gap is not None and answer.gap < 0.2
     costs = [p.incumbent for p in heard if p.incumbent is not None]
     assert len(costs) > 1 and costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("memory", [40, 18], ids=["free", "tight"])
+def test_without_time_some_solution_is_still_found(memory: int) -> None:
+    problem = replace(grid(10, 5), capacities=(10**2 * memory,))
+    answer = solve(problem, seconds=0.0)
+    assert answer.status is Status.FEASIBLE and answer.assignment is not None
+    assert evaluate(problem, answer.assignment).feasible and answer.bound <= answer.objective
+    assert "the best by a quick choice" in answer.words
 
 
 @pytest.mark.usefixtures("all_large", "hears_interrupts")
