@@ -41,12 +41,12 @@ class Parallel:
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a call of the module returns."""
         self._parts.check()
+        self._parts.follow()
         inputs = self._arguments.inputs(args, kwargs)
         form = self._form.of(args, kwargs)
         if not (torch.is_grad_enabled() or not self.module.training):
             raise PartitaError("a forward without gradients is an evaluation: call module.eval() before")
         self._model.train(self.module.training)
-        self._parts.follow()
         if torch.is_grad_enabled():
             loss = _Planned.apply(self, inputs, *self._parts.values())  # type: ignore[no-untyped-call]
         else:
@@ -100,6 +100,7 @@ class Parallel:
 
     def load_whole_state(self, state: Mapping[str, Tensor] | Path | str) -> None:
         """Copy this rank's parts from whole weights under their original names: a dict, or a file."""
+        self._parts.follow()
         self.program.load(self._model, dict(state) if isinstance(state, Mapping) else state, self.mesh)
         self._parts.hand_back(weights=True)
 
@@ -120,6 +121,7 @@ class Parallel:
 
         Every rank takes part. Returns the number of steps done, which `step` is then, too.
         """
+        self._parts.follow()
         own = OwnOptimizers(optimizers, self._parts, self.step)
         self.step = self.program.resume(self._model, own, str(folder))
         own.put_back()

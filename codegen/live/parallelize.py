@@ -128,7 +128,10 @@ def _unsharded(plan: Plan) -> Plan:
 
 
 def _program(plan: Plan) -> ModuleType:
-    """The emitted program, imported from memory; it raises PartitaError where a file would end."""
+    """The emitted program, imported from memory; it raises PartitaError where a file would end.
+
+    Buffers that a source lacks keep the values that the user's module has.
+    """
     program = ModuleType(f"partita_live_{next(_numbers)}")
     program.__file__ = f"{program.__name__}.py"
     exec(compile(plan.emit(), program.__file__, "exec"), program.__dict__)
@@ -136,5 +139,5 @@ def _program(plan: Plan) -> ModuleType:
     def refuse(why: str) -> NoReturn:
         raise PartitaError(why)
 
-    program.refuse = refuse  # type: ignore[attr-defined]
+    program.__dict__.update(refuse=refuse, initialize=lambda model: None)
     return program

@@ -106,16 +106,7 @@ class Parts:
         return [*(part.gradient() for part in self.trained), *map(torch.zeros_like, self.empty)]
 
     def check(self) -> None:
-        """Raise PartitaError where the module is not as it was: the plan would train other tensors."""
-        now = self._now()
-        if changed := sorted(
-            name for name in now.keys() | self._held.keys() if now.get(name) is not self._held.get(name)
-        ):
-            what = "replaced" if changed[0] in now and changed[0] in self._held else "added or removed"
-            raise PartitaError(
-                f"{changed[0]!r} was {what} after parallelize (as by load_state_dict(assign=True) or new adapters): "
-                "load values by load_whole_state or without assign, and change modules before planning"
-            )
+        """Raise PartitaError where the module trains otherwise than planned."""
         if any(p.requires_grad for p in self.frozen):
             name = next(part.name for part in self.all if part.value is not None and part.value.requires_grad)
             raise PartitaError(f"{name!r} is planned as frozen: plan the module as it is trained")
@@ -139,7 +130,19 @@ class Parts:
         return dict(self.module.named_parameters(remove_duplicate=False))
 
     def follow(self) -> None:
-        """Take over values of tensors that the user has given other memory, and of other buffers, as after `.to()`."""
+        """Take over values of tensors that the user has given other memory, and of other buffers, as after `.to()`.
+
+        Raises PartitaError where the module has other parameters than it had: the plan would train other tensors.
+        """
+        now = self._now()
+        if changed := sorted(
+            name for name in now.keys() | self._held.keys() if now.get(name) is not self._held.get(name)
+        ):
+            what = "replaced" if changed[0] in now and changed[0] in self._held else "added or removed"
+            raise PartitaError(
+                f"{changed[0]!r} was {what} after parallelize (as by load_state_dict(assign=True) or new adapters): "
+                "load values by load_whole_state or without assign, and change modules before planning"
+            )
         for owner, leaf, part in self._buffers:
             part.value = owner._buffers.get(leaf)
         for part in self.all:

@@ -107,7 +107,7 @@ def _captured(
     sources = [changes.read(*pair) for pair in zip(program.graph.find_nodes(op="placeholder"), given, strict=True)]
     known = _known_buffers(builder, module).items()
     translation.known.buffers = {i: values for i, values in known if i not in changes.buffers}
-    translation.known.loaded = _loaded_buffers(builder, module)
+    translation.known.loaded = _loaded_buffers(builder)
     results = translation.run(program.graph, sources)
     loss = changes.stored(_loss(builder, results, found))
     check_updates(builder.nodes)
@@ -124,7 +124,7 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    first = _first_names(module)
+    first, carried = _first_names(module), _carried(module)
     made: dict[str, int] = {}
     order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
     nodes: list[Index] = []
@@ -147,7 +147,8 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
                 made[name] = builder.parameter(name, weight.shape, dtype, weight.requires_grad)
             else:
                 path = name.rpartition(".")[0]
-                made[name] = builder.add("buffer", shape=weight.shape, name=name, dtype=dtype, path=path)
+                known = {} if name in carried else {"persistent": False}
+                made[name] = builder.add("buffer", shape=weight.shape, name=name, dtype=dtype, path=path, **known)
         nodes.append(Index(made[name]))
     return nodes
 
@@ -178,11 +179,15 @@ def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tenso
     return {i: value for i, value in found.items() if value.device.type == "cpu" and not isinstance(value, fake)}
 
 
-def _loaded_buffers(builder: Builder, module: nn.Module) -> frozenset[int]:
-    """The buffers that a checkpoint of the module carries, whose values may therefore be others."""
+def _carried(module: nn.Module) -> set[str]:
+    """The first names of the parameters and buffers that a checkpoint of the module carries."""
     names, state = _first_names(module), module.state_dict(keep_vars=True)
-    carried = {names[id(tensor)] for name, tensor in _state(module) if name in state}
-    return frozenset(i for i, node in enumerate(builder.nodes) if node.op == "buffer" and node.name in carried)
+    return {names[id(tensor)] for name, tensor in _state(module) if name in state}
+
+
+def _loaded_buffers(builder: Builder) -> frozenset[int]:
+    """The buffers that a checkpoint of the module carries, whose values may therefore be others."""
+    return frozenset(i for i, n in enumerate(builder.nodes) if n.op == "buffer" and n.get("persistent", True))
 
 
 def _reads(builder: Builder, loss: int) -> bool:

@@ -277,7 +277,7 @@ class Scaled(nn.Module):
         return (self.inner(x) * self.scale).square().mean()
 
 
-def test_a_buffer_that_the_module_does_not_save_keeps_its_value(tmp_path: Path) -> None:
+def test_a_buffer_that_the_module_does_not_save_keeps_its_value_and_is_not_saved(tmp_path: Path) -> None:
     module = Scaled()
     partita.optimize(module, {"x": torch.zeros(4, 8)}, Machine.adhoc((2,))).save(tmp_path)
     program = load_program(tmp_path / "program.py")
@@ -287,9 +287,11 @@ def test_a_buffer_that_the_module_does_not_save_keeps_its_value(tmp_path: Path) 
         model = program.Model(mesh, dtype=torch.float32)
         program.initialize(model)
         program.load(model, {name: x + 1 for name, x in module.state_dict().items()}, mesh)
+        program.save(model, tmp_path / "saved.pt", mesh)
         return dict(program.whole_weights(model, mesh))
 
     found = run_threads(work, 2)[0]
+    Scaled().load_state_dict(torch.load(tmp_path / "saved.pt"))
     assert torch.equal(found["scale"], torch.linspace(0, 1, 8))
     assert torch.equal(found["inner.weight"], module.inner.weight + 1)
 

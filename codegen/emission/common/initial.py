@@ -79,6 +79,15 @@ def buffers(initial: InitialValues | None, graphs: Sequence[PCG]) -> list[str]:
     return wrap(f"BUFFERS = {{{listed}}}", 0)
 
 
+def unsaved(graphs: Sequence[PCG], aliases: Iterable[tuple[str, str]]) -> list[str]:
+    """The constant that names buffers which the module does not save; nothing where there are none."""
+    nodes = [graph.nodes[i] for graph in graphs for i in graph.of("buffer")]
+    names = {node.name for node in nodes if not node.get("persistent", True)}
+    names |= {alias for alias, name in aliases if name in names}
+    listed = ", ".join(f'"{name}"' for name in sorted(names))
+    return wrap(f"UNSAVED = {{{listed}}}", 0) if names else []
+
+
 def _jump() -> str:
     """The source of `jump`."""
     text = Path(mersenne_twister.__file__).read_text().partition("# --- copied from here ---")[2].strip()

@@ -96,12 +96,17 @@ def _weight_constants(e: SpaceTimeEmission) -> list[str]:
 
 
 def _checkpoint(e: SpaceTimeEmission) -> Context:
-    return {"aliases": e.pcg.aliases, "buffers": bool(_lacking(e)), "copies": False}
+    buffers = {"buffers": bool(_lacking(e)), "unsaved": bool(_unsaved(e))}
+    return {"aliases": e.pcg.aliases, **buffers, "copies": False}
 
 
 def _lacking(e: SpaceTimeEmission) -> list[str]:
     """The constant that names buffers which a checkpoint may lack."""
     return initial.buffers(e.initial, [e.pcg])
+
+
+def _unsaved(e: SpaceTimeEmission) -> list[str]:
+    return initial.unsaved([e.pcg], e.pcg.aliases)
 
 
 def _optimizer(e: SpaceTimeEmission) -> Context:
@@ -174,7 +179,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         constants=lambda e: initial.constants(e.initial),
     ),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
-    Feature("checkpoint.jinja", _checkpoint, constants=_lacking),
+    Feature("checkpoint.jinja", _checkpoint, constants=lambda e: [*_lacking(e), *_unsaved(e)]),
     section("Training."),
     Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),

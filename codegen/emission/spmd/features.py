@@ -153,6 +153,10 @@ def _buffers(e: Emission) -> list[str]:
     return initial.buffers(e.plan.initial, [plan.graph for plan in e.stages])
 
 
+def _unsaved(e: Emission) -> list[str]:
+    return initial.unsaved([plan.graph for plan in e.stages], e.plan.graph.aliases)
+
+
 def _blocks(e: Emission) -> Context:
     return {"factors": e.storage.factors}
 
@@ -172,7 +176,12 @@ def _initialize(e: Emission) -> Context:
 
 
 def _checkpoint(e: Emission) -> Context:
-    return {"buffers": bool(_buffers(e)), "aliases": e.plan.graph.aliases, "copies": _copies(e)}
+    return {
+        "buffers": bool(_buffers(e)),
+        "unsaved": bool(_unsaved(e)),
+        "aliases": e.plan.graph.aliases,
+        "copies": _copies(e),
+    }
 
 
 def _optimizer(e: Emission) -> Context:
@@ -317,7 +326,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
         constants=lambda e: initial.constants(e.plan.initial),
     ),
     Feature("safetensors.jinja", lambda _: {}, imports=lambda _: ["import json"]),
-    Feature("checkpoint.jinja", _checkpoint, constants=_buffers),
+    Feature("checkpoint.jinja", _checkpoint, constants=lambda e: [*_buffers(e), *_unsaved(e)]),
     section("Training."),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("bucket.jinja", _optimizer_in_place),
