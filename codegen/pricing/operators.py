@@ -97,7 +97,9 @@ class OperatorPrices(Conversions):
             self.hold("activations", index, self.deferred_weight_gradients * output_bytes)
         first = self.numel(node.inputs[0], choice.inputs[0]) if node.inputs else 0
         for name in entry.kept(node, sources):
-            if name == "gate" or (name == "y" and not self.keeps_output(index)):
+            if name == "gate":
+                self.save("activations", index, output_bytes * entry.gate_count(node, sources))
+            elif name == "y" and not self.keeps_output(index):
                 self.save("activations", index, output_bytes)
             elif name in ("mask", "noise"):
                 item = self.item(node.inputs[0]) if name == "noise" else ITEMSIZE["bool"]

@@ -99,7 +99,8 @@ class Prices:
         for name in saved:
             output |= name == "y"
             own += first if name == "noise" else 0
-            own += op.mask(None).numel * self._item(node) if name == "gate" else 0
+            if name == "gate":
+                own += op.mask(None).numel * self._item(node) * entry.gate_count(node, sources)
             own += op.mask(0).numel * ITEMSIZE["bool"] if name == "mask" else 0
             own += op.mask(None).numel * ITEMSIZE["int64"] if name == "indices" else 0
         if node.op in LOSS_TRANSIENTS:

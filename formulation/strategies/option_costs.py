@@ -128,7 +128,8 @@ class OptionCosts:
             kept = kept + self.made * self.items[0]
         for name in self.entry.kept(self.node, self.sources):
             if name in ("y", "gate"):
-                kept = kept + self._output_numel * self.item
+                count = self.entry.gate_count(self.node, self.sources) if name == "gate" else 1
+                kept = kept + self._output_numel * count * self.item
             elif name in ("mask", "noise"):
                 item = self.items[0] if name == "noise" else ITEMSIZE["bool"]
                 kept = kept + self.at.spaces[0].numel[self.inputs[0]] * item

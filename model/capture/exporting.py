@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -76,8 +77,24 @@ def without_memory(module: nn.Module, mode: FakeTensorMode, shared: bool = True)
     return copied
 
 
+def _ctc_shapes(mode: FakeTensorMode, func: Any, x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+    """The losses of samples, and one of the tensors that autograd keeps, whose shape nothing reads."""
+    with mode:
+        losses = x.new_empty(x.shape[1:2] if x.dim() == 3 else ())
+        return losses, torch.empty_like(losses)
+
+
+_SHAPES = dict.fromkeys((torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor), _ctc_shapes)
+"""Of calls whose results, as torch has it, have a size that depends on the data, but which capture knows."""
+
 _LOUD = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 """Loggers that print tracebacks of errors in forward, which PartitaError reports in one line."""
+
+
+@contextmanager
+def _known_shapes() -> Iterator[None]:
+    with patch.dict(fake_impls.op_implementations_dict, _SHAPES):
+        yield
 
 
 @contextmanager
@@ -104,7 +121,7 @@ def runs_with(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, b
     note_calls(copied, layers)
     examples = _examples(inputs, batch, mode)
     try:
-        with mode, warnings.catch_warnings(), _quiet():
+        with mode, warnings.catch_warnings(), _quiet(), _known_shapes():
             warnings.simplefilter("ignore")
             _Exported(copied, inputs, model.loss)(*examples)
     except Exception:  # whatever the user's forward raises
@@ -114,6 +131,7 @@ def runs_with(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, b
 
 _REMEDIES = {
     ".numpy()": "compute with torch's functions instead of NumPy's, or before the module is called",
+    "not allocated yet": "give numbers as tensors, among them the lengths of a CTC loss",
     "cuda": "leave devices out of forward, or take that of a tensor (x.device)",
 }
 """What helps where torch's words contain a sign."""
@@ -164,7 +182,7 @@ def _exported(
     wrapped = _Exported(copied, inputs, model.loss)
     examples = _examples(inputs, batch, mode)
     try:
-        with warnings.catch_warnings(), _quiet(), checks_pass(), only_autograd(functions.apply):
+        with warnings.catch_warnings(), _quiet(), _known_shapes(), checks_pass(), only_autograd(functions.apply):
             warnings.simplefilter("ignore")
             program = torch.export.export(wrapped, examples, strict=False)
     except PartitaError:

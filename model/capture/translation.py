@@ -221,9 +221,13 @@ class Translation(InPlace):
 
     def unread(self) -> bool:
         """True if nothing reads the current call but assertions."""
+        return all(SILENT.match(packet) for packet in self.readers())
+
+    def readers(self) -> list[str]:
+        """The names of the operators that read the current call; empty for what is none."""
         assert self._current is not None
         packets = (getattr(getattr(user.target, "_schema", None), "name", "") for user in self._current.users)
-        return all(SILENT.match(packet.rpartition("::")[2]) for packet in packets)
+        return [packet.rpartition("::")[2] for packet in packets]
 
 
 T: TypeAlias = Translation

@@ -215,6 +215,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "cummin": {"dim": _place},
     **dict.fromkeys(("argmax", "argmin", "median", "mode"), _ONE),
     "kthvalue": _ONE | {"k": _place},
+    "ctc_loss": {"blank": _place, "zero_infinity": _flag},
     "lstm": _RECURRENT,
     "gru": _RECURRENT,
     "rnn": _RECURRENT,

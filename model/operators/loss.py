@@ -60,12 +60,47 @@ def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
     return result
 
 
+def _states(node: Node, inputs: tuple[Node, ...]) -> int:
+    """Places that the paths of a sample can be at: at every step a label, or the blank around it."""
+    steps, _, _ = inputs[0].shape
+    return steps * (2 * inputs[1].shape[1] + 1)
+
+
+def _ctc(node: Node, names: Sequence[str]) -> str:
+    options = f"blank={node['blank']}, " if node["blank"] else ""
+    options += 'reduction="none"' + (", zero_infinity=True" if node["zero_infinity"] else "")
+    return f"F.ctc_loss({', '.join(names)}, {options})"
+
+
+def _ctc_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
+    """On meta only the shape: PyTorch has no kernel there."""
+    import torch.nn.functional as F
+
+    if x[0].is_meta:
+        return x[0].new_empty(node.shape)
+    options = {"blank": node["blank"], "zero_infinity": node["zero_infinity"]}
+    return F.ctc_loss(x[0], x[1], x[2], x[3], reduction="none", **options)
+
+
 OPERATORS = (
     # Their divisors depend on the plan: `codegen/emission/common/losses.py` writes their lines.
     *(Operator(name, names, _pointwise, saved=names, reference=_reference) for name, names in POINTWISE.items()),
     *(
         Operator(name, ("x", "t", "weight"), _classes, saved=("x", "t"), passes=3, reference=_reference)
         for name in CLASSIFIED
+    ),
+    # The sum over all paths, forward (which autograd keeps) and backward: three predecessors of a place, an exponential
+    # of each, a logarithm. Autograd writes both sums and reads them again.
+    Operator(
+        "ctc_loss",
+        ("x", "t", "steps", "labels"),
+        "y[n] = f(x[:, n, :], t[n, :], steps[n], labels[n])",
+        _ctc,
+        saved=("x", "t", "steps", "labels", "gate"),
+        gates=lambda node, inputs: 1 + _states(node, inputs),
+        flops=lambda node, inputs: 10 * node.numel * _states(node, inputs),
+        scratch=lambda node, inputs: 2 * node.numel * _states(node, inputs),
+        reference=_ctc_reference,
     ),
     Operator(
         "projection",

@@ -32,8 +32,8 @@ class Operator:
     attribute `operands` selects them). `view`: the output has the input's elements in row-major order under another
     shape, so layouts pass through and nothing is computed. `saved` lists what autograd keeps: operand names, `y`,
     `mask`, a byte for every element of the first operand, `noise`, `indices`, an int64 for every element of the
-    output, and `gate`, a tensor of the output's size; `saved_for` pairs such an operand with the one without whose
-    gradient it is not kept after all. `emit` is
+    output, and `gate`, a tensor of the output's size, or as many as `gates` says; `saved_for` pairs such an operand
+    with the one without whose gradient it is not kept after all. `emit` is
     PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
     made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
     writing the output once (0: a view of memory). `scratch`: further elements that the backward writes and reads.
@@ -54,6 +54,7 @@ class Operator:
     emit: str | Callable[[Node, Sequence[str]], str] = ""
     saved: tuple[str, ...] = ()
     saved_for: tuple[tuple[str, str], ...] = ()
+    gates: Callable[[Node, tuple[Node, ...]], int] | None = None
     flops: Callable[[Node, tuple[Node, ...]], int] | None = None
     scratch: Callable[[Node, tuple[Node, ...]], int] | None = None
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
@@ -96,6 +97,10 @@ class Operator:
         given = {name for name, source in zip(self.named(node), inputs, strict=True) if source.gradient}
         needless = {name for name, other in self.saved_for if other not in given}
         return tuple(name for name in self.saved if name not in needless)
+
+    def gate_count(self, node: Node, inputs: tuple[Node, ...]) -> int:
+        """The tensors of the output's size that an entry `gate` of `saved` stands for."""
+        return 1 if self.gates is None else self.gates(node, inputs)
 
     def semantics(self, node: Node, inputs: tuple[Node, ...]) -> Notation:
         """The notation instantiated to this node's shapes. Raises ValueError if they do not fit."""

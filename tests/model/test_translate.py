@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ from .functions import FUNCTIONS, LABELS, Checked, Chosen, Lambda, X, of
 def test_operators(function: Callable[..., Any], agrees: Any) -> None:
     agrees(Lambda(function), (X,))
 
+
+def connected(x: Tensor, labels: Tensor, reduction: str = "mean", given: bool = False) -> Tensor:
+    """CTC of the labels that a mask selects, as in transformers; rows without any are among them. 2 is the blank."""
+    mask = (labels != 2) & (labels != -100)
+    targets, counts = (labels, mask.sum(-1)) if given else (labels.masked_select(mask), mask.sum(-1))
+    steps = 3 - labels[:, 0] % 2
+    x = x.log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(x, targets, steps, counts, 2, reduction, zero_infinity=True).cos().sum()
+
+
+ROWS = torch.tensor([[1, 2, 2], [2, 2, 2], [0, 2, 5], [4, 4, 4]])
 
 LOSSES: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
     (lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()), (LABELS,)),
@@ -54,6 +66,8 @@ LOSSES: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
     (lambda x, t: F.mse_loss(x, t), (torch.zeros(4, 3, 6),)),
     (lambda x, t: F.mse_loss(x, t, reduction="sum") + F.l1_loss(x, t), (torch.zeros(4, 3, 6),)),
     (lambda x, t: F.mse_loss(x, t, reduction="none").mean(-1).sum(), (torch.zeros(4, 3, 6),)),
+    *((partial(connected, reduction=reduction), (ROWS,)) for reduction in ("mean", "none")),
+    (partial(connected, given=True), (ROWS,)),
 ]
 
 

@@ -8,7 +8,7 @@ from ....model.graph.pcg import PCG
 from ....model.operators.keywords import literal
 from ....model.operators.loss import CLASSIFIED, POINTWISE
 from ....model.operators.operator import operator
-from .operator_calls import OperatorCall, Rule, full_precision
+from .operator_calls import OperatorCall, Rule, full_precision, registered
 from .text import enclosed
 
 
@@ -79,4 +79,8 @@ def _reduced(call: OperatorCall, text: str, count: int | str) -> str:
     return f'{text}, reduction="sum")' + ("" if reduction == "sum" else f" / {count}")
 
 
-RULES: dict[str, Rule] = {**dict.fromkeys(POINTWISE, _pointwise), **dict.fromkeys(CLASSIFIED, _classified)}
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(POINTWISE, _pointwise),
+    **dict.fromkeys(CLASSIFIED, _classified),
+    "ctc_loss": lambda call, names: registered(call, _precise(call, names)),
+}

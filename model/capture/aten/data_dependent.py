@@ -1,6 +1,16 @@
 """Operators whose result has a size that depends on the data, or is a number: refused, with what to write instead."""
 
-from ..translation import A, Rule, T, Value
+from dataclasses import dataclass
+
+from ..translation import A, Index, Rule, T, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The entries of `x` that `mask` selects, in row-major order; they have the same shape."""
+
+    x: Index
+    mask: Index
 
 
 def _refused(call: str, instead: str) -> Rule:
@@ -19,6 +29,15 @@ def _number(t: T, a: A) -> Value:
     )
 
 
+def _masked_select(t: T, a: A) -> Value:
+    """Refused but as labels of a CTC loss, which has a form with known sizes."""
+    x, mask = a["self"], a["mask"]
+    readers = [packet for packet in t.readers() if packet not in ("sym_size", "")]
+    if set(readers) == {"ctc_loss"} and t.shape(x) == t.shape(mask):
+        return Selected(x, mask)
+    return _refused("masked_select", "use torch.where(mask, x, 0), and divide by mask.sum() for a mean")(t, a)
+
+
 _POSITIONS = "compute all entries and choose with torch.where(mask, a, b), or take a fixed number with topk"
 
 TABLE: dict[str, Rule] = {
@@ -27,7 +46,7 @@ TABLE: dict[str, Rule] = {
     "nonzero": _refused("nonzero", _POSITIONS),
     "nonzero_numpy": _refused("nonzero", _POSITIONS),
     "argwhere": _refused("argwhere", _POSITIONS),
-    "masked_select": _refused("masked_select", "use torch.where(mask, x, 0), and divide by mask.sum() for a mean"),
+    "masked_select": _masked_select,
     "bincount": _refused("bincount", "use torch.zeros(n).index_add(0, ids, ones), or one_hot(ids, n).sum(0)"),
     **dict.fromkeys(
         ["unique_dim", "_unique", "_unique2", "unique_consecutive", "unique_dim_consecutive"],

@@ -49,7 +49,19 @@ def pointwise(op: str, reduction: str, weights: tuple[str, ...] = (), squash: st
     return build
 
 
+def ctc(b: Builder) -> int:
+    """Some samples have fewer steps than labels: infinite losses, which count as zero."""
+    x = b.add("permute", leaf(b, BATCH, 7, 5), shape=(7, BATCH, 5), dims=(1, 0, 2))
+    t, steps, labels = (
+        b.add("input", name=name, shape=shape, dtype="int64", batch_dim=0, high=high)
+        for name, shape, high in (("t", (BATCH, 3), 5), ("steps", (BATCH,), 8), ("labels", (BATCH,), 4))
+    )
+    x = b.add("log_softmax", x, shape=(7, BATCH, 5), dim=2)
+    return b.add("ctc_loss", x, t, steps, labels, shape=(BATCH,), blank=4, zero_infinity=True)
+
+
 CASES: Cases = {
+    "ctc_loss": (ctc,),
     "cross_entropy": (
         classified("cross_entropy", "mean"),
         classified("cross_entropy", "sum"),
