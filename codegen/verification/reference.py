@@ -61,6 +61,14 @@ def materialize(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def nudge(module: nn.Module) -> None:
+    """Change every weight of a module in float64 by about one unit in its last place, the same each time."""
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            signs = torch.randint(2, p.shape, generator=generator("nudge", name), dtype=p.dtype) * 2 - 1
+            p.mul_(1 + signs * torch.finfo(p.dtype).eps)
+
+
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, non-persistent ones included, under all their names."""
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))

@@ -65,10 +65,14 @@ def train(
 ) -> Outcome:
     """Run one step per batch on this rank, from the weights `state`; `expected` are the weights at the end.
 
+    Meanwhile `dtype` is the default one.
     `initial`: those with which the program must begin by itself.
     """
     mesh = program.Mesh()
     begun = [] if initial is None else [initial_errors(program, mesh, initial, dtype)]
+    usual = torch.get_default_dtype()
+    dist.barrier()  # initial values are drawn in the usual dtype
+    torch.set_default_dtype(dtype)  # as in the reference: of an integer plus a fraction, for one
     model = program.Model(mesh, dtype=dtype)
     program.load(model, state, mesh)
     optimizer = program.make_optimizer(model, mesh)
@@ -83,7 +87,10 @@ def train(
         if step == 0:
             gradients = _copied(program.whole_gradients(model, optimizer, mesh))
     weights = _copied(program.whole_weights(model, mesh))
-    return Outcome(losses, gradients, weights, [_part_errors(program, model, mesh, expected, dtype)], begun)
+    parts = [_part_errors(program, model, mesh, expected, dtype)]
+    dist.barrier()
+    torch.set_default_dtype(usual)
+    return Outcome(losses, gradients, weights, parts, begun)
 
 
 def initial_errors(

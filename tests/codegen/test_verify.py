@@ -12,19 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import partita
 from partita import PartitaError
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification import reference
 from partita.codegen.verification.synthetic import synthetic
 from partita.codegen.verification.verify import Trial, memory_bytes, run, trial, verify
 from partita.formulation.placement.placement import Placement
+from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.capture.objective import PROJECTION, TrainedModule, objective
 from partita.model.graph.builder import Builder
 from partita.model.machine.machine import Machine
+from partita.model.training import Training
 
 RANKS, BATCH, WIDTH, CLASSES = 2, 12, 6, 5
 
@@ -166,6 +170,54 @@ def test_a_fault_is_found(tmp_path: Path, old: str, new: str, words: str) -> Non
     verdict = check(tmp_path, PROGRAM.replace(old, new))
     assert not verdict["ok"]
     assert words in verdict["failure"]
+
+
+class BeforeNorm(nn.Module):
+    """A bias without effect: AdamW makes steps of the rounding of its gradient, which the small inputs enlarge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(WIDTH, 8), nn.BatchNorm1d(8, eps=1e-20), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(self.down(functional.gelu(self.norm(self.up(x * 1e-3)))), labels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", "", None),
+        ("p.grad.mul_(self.factor)", "p.grad.mul_(self.factor * (1 + 1e-7))", "largest error"),
+        ("betas=(0.9, 0.95)", "betas=(0.9, 0.951)", "weight norm.bias"),
+    ],
+)
+def test_rounding_that_an_update_enlarges_is_no_fault(tmp_path: Path, old: str, new: str, words: str | None) -> None:
+    module, path = BeforeNorm(), tmp_path / "program.py"
+    graph = capture(module, INPUTS, batch=BATCH)
+    plan = plan_graph(graph, Machine.adhoc((RANKS,)), Training(BATCH, "float32", "adamw"), SearchSpace(stages=1))
+    assert old in plan.emit()
+    path.write_text(plan.emit().replace(old, new))
+    verdict = run([trial(path, graph, TrainedModule(module, INPUTS), RANKS, BATCH, "adamw", 2)])[0]
+    assert verdict["ok"] == (words is None)
+    assert words is None or words in verdict["failure"]
+    if words is None:
+        assert verdict["tolerance"] < verdict["weight_error"] < 10 * verdict["rounding"]
+        assert "accepted" in verdict["note"]
+
+
+def test_a_count_plus_a_fraction_is_not_rounded() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(WIDTH, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return (self.first(x) * mask.unsqueeze(-1)).sum() / (mask.sum() + 1e-5)
+
+    inputs = {"x": torch.zeros(4, WIDTH), "mask": torch.ones(4, dtype=torch.bool)}
+    plan = partita.optimize(Masked(), inputs, Machine.adhoc((2,)), workers=1)
+    assert plan.verify()["ok"]
+    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-9), (torch.bfloat16, 1e-5)])
