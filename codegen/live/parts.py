@@ -16,6 +16,30 @@ Names: TypeAlias = Mapping[str, str]
 """The names of planned tensors in the user's module, tied ones under each, with the name that the program uses."""
 
 
+_NORMS = frozenset({torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm, torch._foreach_norm})
+
+
+class PartGradient(Tensor):
+    """The gradient of a part. Optimizers use it as any tensor; its norm, from which one clips, is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _NORMS:
+            raise PartitaError(
+                "this rank has only parts of the gradients, whose norm is another: call clip_grad_norm_ of what "
+                "parallelize returned, also in place of a Trainer's accelerator.clip_grad_norm_"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+    @staticmethod
+    def mark(parameter: Tensor) -> None:
+        """Make the gradient of a parameter one; for a hook that runs after it is accumulated."""
+        grad = parameter.grad
+        if grad is not None and not grad.is_sparse and not isinstance(grad, PartGradient):
+            parameter.grad = grad.as_subclass(PartGradient)
+
+
 class Part:
     """This rank's part of one original tensor: `own`, all of a weight of the program or some rows of it.
 
@@ -42,8 +66,8 @@ class Part:
     def put_gradient(self) -> None:
         """Give the program the gradient that the user's module has, zeros where it has none."""
         given = None if self.value is None else self.value.grad
-        if given is not None and given.is_sparse:
-            given = given.coalesce()
+        if given is not None:
+            given = given.coalesce() if given.is_sparse else given.as_subclass(Tensor)
         if self.place is None:
             self.weight.grad = torch.zeros_like(self.weight) if given is None else given.to(self.weight.dtype)
             return
@@ -66,6 +90,7 @@ class Parts:
         self.module, self.names = module, names
         self.all = [Part(weight, place, name) for weight, place, name in _placed(program, model)]
         here = {part.name: part for part in self.all}
+        whole = True  # False if this rank does not have all elements
         elsewhere: dict[str, nn.Parameter] = {}
         self._buffers: list[tuple[nn.Module, str, Part]] = []
         for name, original in names.items():
@@ -79,6 +104,7 @@ class Parts:
                     self._buffers.append((owner, leaf, part))
                 continue
             given.grad = None
+            whole = whole and part is not None and (part.value is not None or part.own.shape == given.shape)
             if part is not None:
                 if part.value is None:
                     given.data, part.value = part.own, given
@@ -91,6 +117,8 @@ class Parts:
         self.trained = [part for part in self.all if part.value is not None and part.weight.requires_grad]
         self.frozen = [p for p in values if not p.requires_grad]
         self.empty = [p for p in elsewhere.values() if p.requires_grad]
+        for value in () if whole else self.values():
+            value.register_post_accumulate_grad_hook(PartGradient.mark)  # type: ignore[no-untyped-call]
         self._inner = [(name, inner) for name, inner in module.named_modules() if name]
         for name, inner in self._inner:
             inner.register_forward_pre_hook(functools.partial(_refuse_call, name))
