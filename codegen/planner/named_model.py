@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...model.graph.pcg import PCG
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, TrainedModule]:
     """The graph of a model, and what was captured. Raises PartitaError."""
     from ...model.capture.capture import capture
+    from ...model.capture.fixed_buffers import fixed_buffers, set_buffers
+    from ...model.capture.initial import constructed
     from ...model.capture.load import load_model
 
     built = load_model(reference, small=small, sequence=training.sequence)
+    shapes = {name: x.shape for name, x in fixed_buffers(built.module).items()}
+    if shapes:  # on meta, but their values belong to the program
+        build = _builder(reference, small=small, sequence=training.sequence)
+        set_buffers(built.module, constructed(build, shapes, SEED))
     graph = capture(
         built.module,
         built.inputs,
@@ -36,12 +43,14 @@ def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, T
 def constructor_values(reference: str, graph: PCG, *, small: bool, sequence: int | None) -> InitialValues:
     """The initial values of a graph's weights after torch.manual_seed(SEED), as emitted programs begin."""
     from ...model.capture.initial import constructed
+
+    return constructed(_builder(reference, small=small, sequence=sequence), graph.originals, SEED)
+
+
+def _builder(reference: str, *, small: bool, sequence: int | None) -> Callable[[], nn.Module]:
     from ...model.capture.load import load_module
 
-    def build() -> nn.Module:
-        return load_module(reference, small=small, sequence=sequence, device="cpu")[0]
-
-    return constructed(build, graph.originals, SEED)
+    return lambda: load_module(reference, small=small, sequence=sequence, device="cpu")[0]
 
 
 def captured_module(module: nn.Module, inputs: Any, **options: Any) -> tuple[PCG, InitialValues]:

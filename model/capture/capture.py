@@ -19,9 +19,10 @@ from .custom_functions import CustomFunctions
 from .equal_layers import equal_layers
 from .exporting import export, runs_with
 from .finish import finished
+from .fixed_buffers import fixed_buffers
 from .gradients import check_hooks
 from .inputs import BatchDim, Inputs
-from .literals import literal
+from .literals import has_values, literal
 from .objective import Loss, Objective, TrainedModule, check_loss
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating
@@ -103,7 +104,9 @@ def _captured(
     changes = BufferChanges(program.graph, program.graph_signature.input_specs, translation)
     if layers and changes.changed:
         raise PartitaError("buffers that change are known only if all layers are traced")
-    given = _sources(program, builder, module, inputs)
+    written = {(spec.target or "").removeprefix("module.") for _, spec in changes.changed}
+    fixed = {name: x for name, x in fixed_buffers(module, valued=True).items() if name not in written}
+    given = _sources(program, builder, module, inputs, fixed)
     sources = [changes.read(*pair) for pair in zip(program.graph.find_nodes(op="placeholder"), given, strict=True)]
     known = _known_buffers(builder, module).items()
     translation.known.buffers = {i: values for i, values in known if i not in changes.buffers}
@@ -119,8 +122,14 @@ def _captured(
     return finished(builder, loss, _aliases(module), translation.limits)
 
 
-def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn.Module, inputs: Inputs) -> list[Index]:
-    """Inputs, parameters, buffers and small constants, one node for each placeholder."""
+def _sources(
+    program: torch.export.ExportedProgram,
+    builder: Builder,
+    module: nn.Module,
+    inputs: Inputs,
+    fixed: Mapping[str, torch.Tensor],
+) -> list[Index]:
+    """Inputs, parameters, buffers and small constants, one node for each placeholder; `fixed` buffers are constants."""
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
@@ -140,6 +149,9 @@ def _sources(program: torch.export.ExportedProgram, builder: Builder, module: nn
             nodes.append(literal(builder, target, tensors[target]))
             continue
         name = first[id(weight)]
+        if name in fixed:
+            nodes.append(literal(builder, name, fixed[name]))
+            continue
         _check_real(f"{'parameter' if target in parameters else 'buffer'} {name!r}", weight)
         if name not in made:
             dtype = dtype_name(weight.dtype)
@@ -174,9 +186,8 @@ def _first_names(module: nn.Module) -> dict[int, str]:
 def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tensor]:
     """Buffer -> its tensor, where it has values."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    fake = torch._subclasses.FakeTensor
     found = {i: buffers[node.name] for i, node in enumerate(builder.nodes) if node.op == "buffer"}
-    return {i: value for i, value in found.items() if value.device.type == "cpu" and not isinstance(value, fake)}
+    return {i: value for i, value in found.items() if value.device.type == "cpu" and has_values(value)}
 
 
 def _carried(module: nn.Module) -> set[str]:

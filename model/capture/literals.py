@@ -10,8 +10,10 @@ from ..graph.builder import Builder
 from .known_values import once
 from .translation import Index, dtype_name
 
-MAX_CONSTANT = 64
+MAX_CONSTANT = 256
 """Most elements of a tensor that is written as numbers."""
+_FEW = 64
+"""Most elements for which numbers read better than an expression."""
 
 
 def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
@@ -20,7 +22,7 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     One number, consecutive numbers, a triangle of one number, few numbers; each also repeated along dims. Raises
     PartitaError for others.
     """
-    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+    if not has_values(tensor):
         raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
     tensor = as_real(tensor.detach())
     small = once(_repeated(tensor))
@@ -33,6 +35,11 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     if small.shape != tensor.shape:
         made = Index(builder.add("expand", made, shape=tensor.shape, dtype=dtype_name(tensor.dtype), name=name))
     return made
+
+
+def has_values(tensor: Tensor) -> bool:
+    """False for tensors without memory: those on meta, and fake ones."""
+    return tensor.device.type != "meta" and not isinstance(tensor, torch._subclasses.FakeTensor)
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -54,8 +61,18 @@ def _expression(builder: Builder, name: str, tensor: Tensor) -> Index | None:
     if tensor.numel() == 1:
         return Index(builder.add("full", shape=shape, dtype=dtype, name=name, value=tensor.item()))
     values = tensor.flatten().tolist() if tensor.numel() <= MAX_CONSTANT else []
-    if not tensor.numel() or (values and all(map(math.isfinite, values))):
-        return Index(builder.add("constant", shape=shape, dtype=dtype, name=name, values=tuple(values)))
+    as_numbers = not tensor.numel() or (values and all(map(math.isfinite, values)))
+    if not as_numbers or tensor.numel() > _FEW:
+        made = _line(builder, name, tensor)
+        made = _triangle(builder, name, tensor) if made is None else made
+        if made is not None or not as_numbers:
+            return made
+    return Index(builder.add("constant", shape=shape, dtype=dtype, name=name, values=tuple(values)))
+
+
+def _line(builder: Builder, name: str, tensor: Tensor) -> Index | None:
+    """Consecutive numbers."""
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     if tensor.dtype != torch.bool and max(shape, default=0) == tensor.numel():
         start, step = tensor.flatten()[0].item(), tensor.flatten().diff()[0].item()
         line = torch.arange(tensor.numel(), dtype=tensor.dtype) * step + start
@@ -65,7 +82,7 @@ def _expression(builder: Builder, name: str, tensor: Tensor) -> Index | None:
                 "arange", shape=(tensor.numel(),), dtype=dtype, name=name, start=start, stop=stop, step=step
             )
             return Index(numbers if len(shape) == 1 else builder.add("view", numbers, shape=shape, name=name))
-    return _triangle(builder, name, tensor)
+    return None
 
 
 def _triangle(builder: Builder, name: str, tensor: Tensor) -> Index | None:

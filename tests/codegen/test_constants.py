@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import partita
 from partita.codegen.pricing.stage_price import stage_price
+from partita.codegen.verification.worker import load_program
 from partita.model.capture.capture import capture
 from partita.model.graph.constants import built_once, held
 
@@ -85,3 +88,26 @@ def test_buffers_are_read_in_every_step() -> None:
 
     graph = capture(Scaled(), (torch.zeros(4, 4),))
     assert not built_once(graph)
+
+
+class Rotary(nn.Module):
+    """Angles of positions, from frequencies that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("frequencies", 0.1 ** torch.arange(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1]).float()[:, None] * self.frequencies
+        return (self.linear(x) * angles.sin()).square().mean()
+
+
+def test_angles_of_far_positions_are_right_in_bfloat16(tmp_path: Path) -> None:
+    module, x = Rotary(), torch.zeros(2, 300, 4)
+    plan = partita.optimize(module, (x,), partita.Machine.adhoc((1,)), workers=1, dtype="bfloat16", stages=1)
+    plan.save(tmp_path)
+    program, mesh = load_program(tmp_path / "program.py"), SimpleNamespace(device=torch.device("cpu"))
+    table = program.Model.constants(SimpleNamespace(mesh=mesh, dtype=torch.bfloat16))
+    expected = (torch.arange(300.0)[:, None] * module.frequencies).sin()
+    assert table.dtype == torch.bfloat16 and (table - expected).abs().max() < 2**-8

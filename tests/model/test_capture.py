@@ -49,7 +49,7 @@ def test_weights(agrees: Any) -> None:
     nodes = {n.name: n for n in graph.nodes}
     assert nodes["table.weight"].gradient and not nodes["frozen.weight"].gradient
     assert "unused.weight" not in nodes
-    assert nodes["kept"].op == nodes["passing"].op == "buffer"
+    assert nodes["kept"].op == "buffer" and nodes["passing"].op == "constant"  # no checkpoint has it
     assert nodes["scores"].op == "linear" and nodes["frozen"].path == "frozen"
     assert (nodes["ids"].dtype, nodes["ids"]["high"]) == ("int32", 7)
     assert (nodes["labels"].dtype, nodes["labels"]["high"]) == ("int64", 7)
@@ -160,7 +160,7 @@ def test_names_of_nested_inputs() -> None:
     assert found.call(module, [torch.ones(2) * i for i in (1, 2, 3)]).tolist() == [7, 7]
 
 
-BIG = torch.linspace(0, 1, 100).square()
+BIG = torch.linspace(0, 1, 300).square()
 
 
 def test_one_tensor_given_twice() -> None:
