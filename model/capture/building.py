@@ -15,6 +15,7 @@ from ..errors import PartitaError
 from ..graph.builder import Builder
 from ..graph.dtypes import FLOATS
 from ..graph.pcg import Node
+from ..operators.elementwise import OPERATORS as ELEMENTWISE
 from .source_lines import source_line
 
 
@@ -34,6 +35,8 @@ _NAMED = {
 }  # fmt: skip
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "InstanceNorm")
 _NAMED |= {f"{kind}{dims}d" for kind in _SPATIAL for dims in (1, 2, 3)}
+_PROMOTING = frozenset(entry.name for entry in ELEMENTWISE) - {"to", "where", "random"}
+"""Operators of which PyTorch computes a float of whole numbers."""
 REMEDY = "use known operators"
 """What helps where an operator has no translation."""
 
@@ -146,6 +149,8 @@ class Building:
         sizes = tuple(int(size) for size in shape)
         if not self.gradient:
             attributes["gradient"] = False
+        if op in _PROMOTING and dtype in FLOATS and not any(self.at(i).dtype in FLOATS for i in inputs):
+            inputs = tuple(self.to(Index(i), dtype) for i in inputs)  # PyTorch's default dtype may not be the plan's
         made = self.builder.add(
             op, *map(int, inputs), shape=sizes, dtype=dtype, name=name, path=self._path, **attributes
         )

@@ -3,6 +3,7 @@
 import operator as python
 import re
 from abc import ABC, abstractmethod
+from math import prod
 from typing import Any
 
 import torch
@@ -147,6 +148,8 @@ class InPlace(Building, ABC):
         if packet == "detach" and self.at(whole).gradient:
             raise self.refusal("a write in place to a detached tensor whose origin has a gradient")
         if packet in _SAME_ELEMENTS:
+            if prod(self.shape(value)) != prod(self.shape(whole)):
+                raise self.refusal("a write in place to an expanded tensor")
             return self.view(value, self.shape(whole))
         if packet in _SWAPS:
             return self._rule(packet, arguments | {"self": value})

@@ -1,4 +1,7 @@
-"""Checks in forward of values of tensors, by `assert` or an `if` that only raises or warns, are taken as passed."""
+"""Checks in forward of values of tensors, by `assert` or an `if` that only raises or warns, are taken as passed.
+
+An `if` that warns and has an `else` that computes is no check, nor is one in a `try` that handles what it raises.
+"""
 
 import ast
 import linecache
@@ -65,14 +68,12 @@ def _checks(file: str) -> tuple[tuple[Place, Place, bool], ...]:
     except SyntaxError:
         return ()
     found: list[tuple[Place, Place, bool]] = []
+    caught = {id(node) for block in ast.walk(tree) if isinstance(block, ast.Try) for node in _caught(block)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            passes = True
-        elif isinstance(node, ast.If) and (_only_tells(node.body) or _only_tells(node.orelse)):
-            passes = not _only_tells(node.body)
-        else:
+        if not isinstance(node, ast.Assert | ast.If) or id(node) in caught:
             continue
-        operands = {*_operands(node.test, passes)}
+        passes = _passes(node)
+        operands = set() if passes is None else {*_operands(node.test, passes)}
         if len(operands) == 1:
             start = node.lineno, node.col_offset  # Python's place for a condition is often the whole statement
             found.append((start, (node.test.end_lineno or 0, node.test.end_col_offset or 0), operands.pop()))
@@ -90,14 +91,32 @@ def _operands(test: ast.expr, passes: bool) -> Iterator[bool]:
         yield passes
 
 
-def _only_tells(body: list[ast.stmt]) -> bool:
-    """True for statements that end in `raise`, or that all print, log or warn."""
-    if not body:
+def _caught(block: ast.Try) -> Iterator[ast.AST]:
+    """What is within a block whose errors are handled: the handler, not the check, says what is computed."""
+    return (node for statement in block.body for node in ast.walk(statement) if block.handlers)
+
+
+def _passes(node: ast.Assert | ast.If) -> bool | None:
+    """What the condition is if the check passes; None for an `if` that chooses what is computed."""
+    if isinstance(node, ast.Assert) or _raises(node.orelse):
+        return True
+    if _raises(node.body) or all(map(_tells, [*node.body, *node.orelse])):
         return False
-    return isinstance(body[-1], ast.Raise) or all(_tells(statement) for statement in body)
+    return None
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    """True for statements that can only end in `raise`."""
+    leaves = (ast.Return, ast.Break, ast.Continue)
+    return (
+        bool(body)
+        and isinstance(body[-1], ast.Raise)
+        and not any(isinstance(node, leaves) for statement in body for node in ast.walk(statement))
+    )
 
 
 def _tells(statement: ast.stmt) -> bool:
+    """True for a call that prints, logs or warns."""
     call: Any = statement.value if isinstance(statement, ast.Expr) else None
     function = call.func if isinstance(call, ast.Call) else None
     while isinstance(function, ast.Attribute):

@@ -76,6 +76,21 @@ def test_narrow_floats_are_rounded_at_the_end() -> None:
     assert "dtype=precision" in lines and lines.count("self.dtype") == 2  # what precision is, and the result
 
 
+def test_one_line_is_rounded_at_its_end_too() -> None:
+    class Ramp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) * (torch.arange(8).float() / 3).cos()).mean()
+
+    plan = partita.optimize(Ramp(), (torch.zeros(4, 8),), partita.Machine.adhoc((1,)), workers=1, dtype="bfloat16")
+    text = plan.emit()
+    assert "torch.cos(torch.arange(8, device=mesh.device).to(precision) / 3).to(self.dtype)" in text
+    assert "        precision = torch.promote_types(self.dtype, torch.float32)\n" in text
+
+
 def test_buffers_are_read_in_every_step() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -229,3 +229,26 @@ class Chosen(Checked):
         if x.sum() > 0:
             return self.linear(x)
         return self.linear(-x)
+
+
+class Warned(Checked):
+    """A branch only prints, but the other one computes."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        if x.sum() > 0:
+            print("large")
+        else:
+            x = -x
+        return self.linear(x)
+
+
+class Caught(Checked):
+    """What is raised is handled here, and so chooses what is computed."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        try:
+            if x.sum() > 0:
+                raise ValueError
+        except ValueError:
+            x = -x
+        return self.linear(x)

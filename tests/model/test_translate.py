@@ -17,7 +17,7 @@ from partita.model.capture.decompositions import Decompositions
 from partita.model.errors import PartitaError
 from partita.model.graph.graph_file import graph_from_json, graph_to_json
 
-from .functions import FUNCTIONS, LABELS, Checked, Chosen, Lambda, X, of
+from .functions import FUNCTIONS, LABELS, Caught, Checked, Chosen, Lambda, Warned, X, of
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
@@ -384,8 +384,16 @@ def unrecorded(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize(("function", "words"), [(detached, "detached tensor"), (unrecorded, "within torch.no_grad")])
-def test_writes_that_autograd_does_not_see(function: Callable[..., Any], words: str) -> None:
+def expanded(x: Tensor) -> Tensor:
+    x.unsqueeze(0).expand(2, *x.shape)[0].mul_(2)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(detached, "detached tensor"), (unrecorded, "within torch.no_grad"), (expanded, "an expanded tensor")],
+)
+def test_writes_that_are_refused(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(PartitaError, match=rf"write in place.*{words}.*functions.py:\d+: return"):
         capture(Lambda(function), (X,), loss="projection")
 
@@ -471,5 +479,13 @@ def test_checks_that_only_raise_or_warn_pass(agrees: Any) -> None:
     inputs = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     graph = agrees(Checked(), inputs)
     assert [node.op for node in graph.nodes if node.op not in ("input", "parameter", "projection")] == ["linear"]
-    with pytest.raises(PartitaError, match=r"depends on values of tensors .* at .*: if x.sum\(\) > 0"):
-        capture(Chosen(), inputs, loss="projection")
+    for chosen in (Chosen(), Warned(), Caught()):
+        with pytest.raises(PartitaError, match=r"depends on values of tensors .* at .*: if x.sum\(\) > 0"):
+            capture(chosen, inputs, loss="projection")
+
+
+def test_floats_of_whole_numbers_have_the_plans_dtype() -> None:
+    module = Lambda(lambda x: x * (torch.arange(6) / 3) + torch.arange(6).sqrt())
+    graph = capture(module, (X,), loss="projection")
+    floats = [node for node in graph.nodes if node.op in ("scale", "sqrt")]
+    assert [graph.nodes[node.inputs[0]].op for node in floats] == ["to", "to"]

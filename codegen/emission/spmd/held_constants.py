@@ -1,5 +1,6 @@
 """What depends on no input: attributes of the model, and the method that computes them once, as it is built."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
@@ -36,12 +37,13 @@ def method_lines(body: FunctionBody, constants: Collection[int]) -> list[str]:
 
     def returned(texts: Sequence[str]) -> str:
         rounded = (narrow and nodes[i].dtype == "float32" for i in constants)
-        given = [f"{enclosed(x)}.to(self.dtype)" if r else x for x, r in zip(texts, rounded, strict=True)]
+        wide = [x.replace("self.dtype", "precision") if narrow else x for x in texts]
+        given = [f"{enclosed(x)}.to(self.dtype)" if r else x for x, r in zip(wide, rounded, strict=True)]
         return f"return {', '.join(given)}"
 
     lines = body.lines(results, 8, returned)
     end = next(k for k, line in enumerate(lines) if line.startswith("        return"))
-    exact = [line.replace("self.dtype", "precision") for line in lines[:end]]
-    if not narrow or exact == lines[:end]:
+    exact = [*(line.replace("self.dtype", "precision") if narrow else line for line in lines[:end]), *lines[end:]]
+    if not any(re.search(r"\bprecision\b", line) for line in exact):
         return lines
-    return ["        precision = torch.promote_types(self.dtype, torch.float32)", *exact, *lines[end:]]
+    return ["        precision = torch.promote_types(self.dtype, torch.float32)", *exact]
