@@ -218,7 +218,10 @@ def train(
     optimizer: str,
     semantics: Semantics = PLAIN,
 ) -> Outcome:
-    """Train `module` on whole batches: `loss_of_step(batch, step)` is its loss in one step."""
+    """Train `module` on whole batches: `loss_of_step(batch, step)` is its loss in one step.
+
+    Raises PartitaError if its backward fails.
+    """
     update = Optimizer(optimizer, module, semantics.stale)
     losses, gradients = list[float](), dict[str, Tensor]()
     for step, batch in enumerate(batches):
@@ -226,7 +229,10 @@ def train(
             with InPieces(semantics.normalized):
                 loss = loss_of_step(batch, step)
             update.zero_grad()
-            loss.backward()
+            try:
+                loss.backward()
+            except RuntimeError as error:  # of the user's module, which PyTorch cannot differentiate
+                raise PartitaError(f"the backward of {type(module).__name__} fails: {error}") from error
         for parameter in module.parameters():
             if parameter.grad is not None and parameter.grad.is_sparse:  # which clipping does not take
                 parameter.grad = parameter.grad.to_dense()

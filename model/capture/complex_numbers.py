@@ -74,7 +74,7 @@ def by_rule(t: Building, packet: str, a: Arguments, ruled: Ruled) -> Value:
     if packet in ("to", "_to_copy", "copy", "complex"):
         return _converted(t, packet, a)
     if packet in ("add", "sub") and isinstance(x, Complex) and isinstance(other, Complex):
-        return ruled(packet, a)
+        return None if isinstance(a.get("alpha"), complex) else ruled(packet, a)
     if packet in ("mul", "div") and isinstance(x, Complex) and not a.get("rounding_mode"):
         if isinstance(other, Index) and not isinstance(other, Complex):
             other = t.view(other, (*t.shape(other), 1))

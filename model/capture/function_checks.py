@@ -55,10 +55,9 @@ class _Checks:
             if self.casts:
                 within.enter_context(casts_in_double())
             found = findings(self._results, self.operands, self.outputs, self.constants, self._independent)
-            found = [
-                replace(each, gradient=o in self.trained and any(x.gradient for x in self.operands))
-                for o, each in enumerate(found)
-            ]
+            given = zip(self.operands, self.attributes["gradients"], strict=True)
+            some = any(x.gradient and gradient is not None for x, gradient in given)
+            found = [replace(each, gradient=o in self.trained and some) for o, each in enumerate(found)]
             if not self.symbolic:
                 ranks = [len(x.shape) for x in self.operands]
                 wholes = [whole_notation(ranks, len(shape)) for shape in self.outputs]

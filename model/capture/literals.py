@@ -29,8 +29,8 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     made = _expression(builder, name, small)
     if made is None:
         raise PartitaError(
-            f"the constant {name!r} has {tensor.numel()} elements; tensors of more than {MAX_CONSTANT} that are no "
-            "range, triangle or single number must be buffers of the module (register_buffer)"
+            f"the constant {name!r} of shape {tuple(tensor.shape)} is no range, triangle or single number: it must be "
+            f"a buffer of the module (register_buffer), unless it has at most {MAX_CONSTANT} elements, all finite"
         )
     if small.shape != tensor.shape:
         made = Index(builder.add("expand", made, shape=tensor.shape, dtype=dtype_name(tensor.dtype), name=name))

@@ -422,3 +422,9 @@ def test_the_estimate_of_memory_counts_weights_and_their_states_on_every_rank() 
     plan = plan_of_mlp()
     weights = sum(node.numel for node in plan.graph.nodes if node.op == "parameter")
     assert memory_bytes(plan) >= 8 * weights * 4 * 2
+
+
+def test_module_whose_backward_fails_is_refused() -> None:
+    module = nn.Linear(2, 2)
+    with pytest.raises(PartitaError, match="the backward of Linear fails: derivative for aten::bernoulli"):
+        reference.train(module, lambda batch, step: module.weight.sigmoid().bernoulli().sum(), [{}], "sgd")

@@ -51,3 +51,13 @@ class Weighted(nn.Module):
 def test_complex_parameter_is_refused() -> None:
     with pytest.raises(PartitaError, match=r"parameter 'weight' holds complex numbers: hold torch.view_as_real"):
         capture(Weighted(), (X,), loss="projection")
+
+
+def test_complex_share_of_an_addend_is_refused() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.complex(x, x)
+            return torch.add(z, z, alpha=1j).abs()
+
+    with pytest.raises(PartitaError, match="argument 1j"):
+        capture(Turned(), (X.requires_grad_(),), loss="projection")

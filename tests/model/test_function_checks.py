@@ -69,6 +69,10 @@ def test_result_without_gradient() -> None:
     assert [each.gradient for each in made.findings] == [True, False]
 
 
+def test_inputs_without_gradient() -> None:
+    assert not found(lambda ctx, x: x.round(), lambda ctx, grad: None).findings[0].gradient
+
+
 def test_gradients_that_mix_are_refused() -> None:
     with pytest.raises(NotPureError, match="mixes the gradients"):
         found(lambda ctx, x: (2 * x, 3 * x), lambda ctx, one, other: one * other)
