@@ -9,7 +9,7 @@ all functions of names and counters.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,14 +79,16 @@ class CountedNumbers(TorchDispatchMode):
     """Makes all random numbers those of the emitted program: functions of (seed, step, call site, element).
 
     Works below autograd, where dropout draws its noise, so modules, functions and attention are all covered. `sites`
-    counts the calls. What the module casts to float32, the dtype in which it was captured, stays in float64, as in the
+    counts the calls, other than `unread`: the numbers of those that fill memory which nothing reads, which a graph does
+    not count either. What the module casts to float32, the dtype in which it was captured, stays in float64, as in the
     program: else gradients that are nothing but rounding differ, which AdamW makes whole steps of. `narrow` is True if
     the module left float64 nevertheless.
     """
 
-    def __init__(self, seed: int, step: int) -> None:
+    def __init__(self, seed: int, step: int, unread: Set[int] = frozenset()) -> None:
         super().__init__()
         self.seed, self.step, self.sites, self.narrow = seed, step, 0, False
+        self.calls, self.unread = 0, unread
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -102,8 +104,43 @@ class CountedNumbers(TorchDispatchMode):
         return result
 
     def _draw(self, shape: tuple[int, ...], kind: str, given: tuple[float, ...]) -> Tensor:
+        self.calls += 1
+        if self.calls - 1 in self.unread:
+            return torch.zeros(shape, dtype=torch.float64)
         self.sites += 1
         return counted_numbers(shape, kind, given, (self.seed, self.step, self.sites - 1))
+
+
+class UnreadDraws(CountedNumbers):
+    """Finds the random calls that write to memory which no call after them reads; `found` are their numbers.
+
+    A call reads the memory of an operand unless its result lies there too, as a view does; see `drop_unread_calls`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(seed=0, step=0)
+        self._written: dict[int, tuple[Tensor, list[int]]] = {}  # tensors keep their memory from being used again
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        before = self.calls
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        made = _storages(result)
+        for number in _storages((args, kwargs)) - made:
+            self._written.pop(number, None)
+        if func._schema.is_mutable and self.calls > before:
+            (number,) = made
+            self._written.setdefault(number, (result, []))[1].extend(range(before, self.calls))
+        return result
+
+    @property
+    def found(self) -> frozenset[int]:
+        return frozenset(call for _, calls in self._written.values() for call in calls)
+
+
+def _storages(values: Any) -> set[int]:
+    return {x.untyped_storage()._cdata for x in pytree.tree_leaves(values) if isinstance(x, Tensor)}
 
 
 class GroupsInDouble(TorchDispatchMode):
@@ -271,13 +308,29 @@ def train_module(
     if projected and callable(model.loss):
         raise PartitaError(f"the plan was made with loss={PROJECTION!r}, not with a loss that verify could compare")
     narrow, words = [], []
+    unread: frozenset[int] | None = None  # unknown
+
+    def unread_calls(batch: Mapping[str, Tensor]) -> frozenset[int]:
+        """Those of a copy: a forward may change its module."""
+        memo: dict[int, Any] = {id(p): p for p in module.parameters()}
+        draws = UnreadDraws()
+        with torch._C.DisableTorchFunction(), draws:  # a batch norm must not be counted twice by `InPieces`
+            computed(copy.deepcopy(module, memo), batch)
+        return draws.found if draws.sites - len(draws.found) >= sites else frozenset()  # the graph counts them too
+
+    def computed(module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Objective, Tensor]:
+        with default_dtype(torch.float64):
+            result = example.call(module, [batch[name] for name in example.names])
+            found = objective(result, PROJECTION if projected else model.loss, module)
+            return found, loss_of(found, seed)
 
     def loss_of_step(batch: Mapping[str, Tensor], step: int) -> Tensor:
+        nonlocal unread
         try:
-            with CountedNumbers(seed, step) as counted, default_dtype(torch.float64):
-                result = example.call(module, [batch[name] for name in example.names])
-                found = objective(result, PROJECTION if projected else model.loss, module)
-                loss = loss_of(found, seed)
+            if sites and unread != frozenset():
+                unread = unread_calls(batch)
+            with CountedNumbers(seed, step, unread or frozenset()) as counted:
+                found, loss = computed(module, batch)
         except PartitaError:
             raise
         except Exception as error:  # whatever the user's forward raises

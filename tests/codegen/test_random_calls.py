@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +39,34 @@ def test_every_rank_draws_its_part() -> None:
         Noisy(), (torch.zeros(12, 8),), machine, batch=12, workers=1, stages=2, micro_batches=2
     )  # fmt: skip
     assert len([node for node in plan.graph.nodes if node.op in ("random", "dropout")]) == 14
+    assert plan.verify()["ok"]
+
+
+class Unread(nn.Module):
+    """Makes a layer on its first call alone, keeps its old weights, and fills memory that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.first = nn.Linear(8, 8), nn.BatchNorm1d(8), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            new = nn.Linear(8, 8)
+            new.weight, new.bias = self.layer.weight, self.layer.bias
+            self.layer, self.first = new, False
+        torch.empty(3).uniform_().view(3, 1).mul_(2)
+        factor = torch.empty(8).normal_()
+        y = F.dropout(self.norm(self.layer(x)), 0.3) * (factor + 1)
+        factor.uniform_()
+        return (y + torch.rand(8)).square().mean()
+
+
+@pytest.mark.parametrize("statistics", ["batch", "local"])
+def test_numbers_that_nothing_reads_are_not_counted(statistics: str) -> None:
+    plan = partita.optimize(
+        Unread(), (torch.zeros(8, 8),), partita.Machine.adhoc((2,)), workers=1, statistics=statistics
+    )  # fmt: skip
+    assert [node["site"] for node in plan.graph.nodes if node.op in ("random", "dropout")] == [0, 1, 2]
     assert plan.verify()["ok"]
 
 

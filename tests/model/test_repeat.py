@@ -204,7 +204,7 @@ def in_place_outside(block: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def same_tensor(block: Any, x: Tensor, y: Tensor) -> Tensor:
-    x.sin().mul_(2)
+    x.sin().mul_(2).cos()  # a write that a call reads
     return x
 
 
