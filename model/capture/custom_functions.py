@@ -70,6 +70,13 @@ class CustomFunctions:
                     "write it with torch's functions, or leave its backward to autograd",
                 ) from error
         known = self._found[call, trained]
+        without = [
+            own and gradient is None for own, gradient in zip(trained, known.attributes["gradients"], strict=True)
+        ]
+        inputs = [
+            t.add("detach", i, shape=t.shape(i), gradient=False) if none else i
+            for i, none in zip(inputs, without, strict=True)
+        ]  # what only they reach has no gradient at all, and no weight decay
         made = []
         for number, ((shape, dtype), finding) in enumerate(zip(signature(call)[0], known.findings, strict=True)):
             linear = known.linear[number]

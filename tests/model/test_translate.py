@@ -475,6 +475,24 @@ def test_equal_arguments_of_other_types_are_other_calls(agrees: Any) -> None:
     agrees(Lambda(lambda x: Shifted.apply(Shifted.apply(x, 1), True)), (X,))
 
 
+class Straight(torch.autograd.Function):
+    """The first input has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x.round() + y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def test_inputs_of_functions_without_gradient_are_detached(agrees: Any) -> None:
+    graph = agrees(Lambda(lambda x: Straight.apply(x, x)), (X,))
+    (node,) = graph.of("function")
+    assert [graph.nodes[i].op == "detach" for i in graph.nodes[node].inputs] == [True, False]
+
+
 def test_checks_that_only_raise_or_warn_pass(agrees: Any) -> None:
     inputs = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     graph = agrees(Checked(), inputs)
