@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -80,6 +81,7 @@ def _check_module(plan: Plan, module: nn.Module, names: Names) -> None:
     empty = next((name for name, tensor in known.items() if tensor.is_meta), None)
     if empty is not None:
         raise PartitaError(f"{empty!r} is on the meta device: give the module its values, or train the emitted program")
+    _check_constants(plan, module)
     if lacking := sorted(names.keys() - known.keys()):
         raise PartitaError(f"{type(module).__name__} has no {lacking[0]}, which is planned: plan this module")
     graphs = [part.graph for part in plan.stages]
@@ -96,6 +98,19 @@ def _check_module(plan: Plan, module: nn.Module, names: Names) -> None:
             raise PartitaError(
                 f"{name!r} and {first[id(given)]!r} are one parameter, but planned as two: plan this module"
             )
+
+
+def _check_constants(plan: Plan, module: nn.Module) -> None:
+    """Refuse a module with other values in a small buffer that no checkpoint has: the plan has them as constants."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    for node in (node for part in plan.stages for node in part.graph.nodes if node.op == "constant"):
+        buffer = buffers.get(node.name)
+        if buffer is None or buffer.numel() != len(node["values"]):
+            continue
+        planned = torch.tensor(node["values"], dtype=torch.float64)
+        narrow = [torch.finfo(x).eps for x in (buffer.dtype, torch.float32) if buffer.is_floating_point()]
+        if not torch.allclose(buffer.detach().flatten().cpu().double(), planned, rtol=4 * max(narrow, default=0.0)):
+            raise PartitaError(f"{node.name!r} has other values than planned, where it is a constant: plan this module")
 
 
 def _check(plan: Plan) -> None:

@@ -644,9 +644,10 @@ class Scaled(nn.Module):
         self.scores = nn.Linear(6, 4)
         self.register_buffer("scale", torch.full((4,), 0.5))
         self.register_buffer("offset", torch.ones(300), persistent=False)  # too long for a constant
+        self.register_buffer("rates", torch.tensor([0.1, 0.2, 0.4, 0.7]), persistent=False)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.scores(x) * self.scale + self.offset[:4], labels)
+        return nn.functional.cross_entropy(self.scores(x) * self.scale * self.rates + self.offset[:4], labels)
 
 
 def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
@@ -656,6 +657,10 @@ def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
 
     def train(_: int) -> float:
         module = Scaled().double()
+        module.rates.mul_(2)
+        with pytest.raises(PartitaError, match="'rates' has other values than planned"):
+            planned.parallelize(module)
+        module.rates.div_(2)
         parallel = planned.parallelize(module)
         module.offset = module.offset.clone()
         parallel.load_whole_state(state)
