@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
+from ...model.capture.held_tensors import all_buffers
 from ...model.errors import PartitaError
 from .arguments import Arguments
 from .outputs import Form
@@ -169,5 +170,5 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers, under all their names; not copied."""
     return {
         **{name: x.detach() for name, x in module.named_parameters(remove_duplicate=False)},
-        **{name: x.detach() for name, x in module.named_buffers(remove_duplicate=False)},
+        **{name: x.detach() for name, x in all_buffers(module).items()},
     }

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...model.capture.exporting import without_memory
+from ...model.capture.held_tensors import all_buffers
 from ...model.capture.objective import GIVEN, Loss
 from ...model.errors import PartitaError
 from ...model.graph.sparse_tables import sparse_tables
@@ -77,7 +78,7 @@ def _check_module(plan: Plan, module: nn.Module, names: Names) -> None:
             f"this {type(module).__name__} is parallelized already: load its whole_state() into a new one"
         )
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    known: dict[str, Tensor] = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
+    known: dict[str, Tensor] = {**parameters, **all_buffers(module)}
     empty = next((name for name, tensor in known.items() if tensor.is_meta), None)
     if empty is not None:
         raise PartitaError(f"{empty!r} is on the meta device: give the module its values, or train the emitted program")

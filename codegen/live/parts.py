@@ -97,6 +97,8 @@ class Parts:
             path, _, leaf = name.rpartition(".")
             owner, part = module.get_submodule(path), here.get(original)
             given = owner._parameters.get(leaf)
+            if given is None and leaf not in owner._buffers:
+                continue  # a plain attribute, which nothing changes
             if given is None:
                 owner._buffers[leaf] = None if part is None else part.own
                 if part is not None:

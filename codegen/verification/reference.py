@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...model.capture.held_tensors import all_buffers
 from ...model.capture.inputs import Inputs
 from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
@@ -54,7 +55,7 @@ def materialize(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
         memo[id(parameter)] = nn.Parameter(random_weight(name, parameter.shape), parameter.requires_grad)
-    for name, buffer in module.named_buffers():
+    for name, buffer in all_buffers(module).items():
         if buffer.is_meta:
             raise PartitaError(f"buffer {name!r} is on the meta device: its values are not known")
         memo[id(buffer)] = buffer.detach().to("cpu", torch.float64 if buffer.is_floating_point() else None, copy=True)
@@ -71,7 +72,7 @@ def nudge(module: nn.Module) -> None:
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, non-persistent ones included, under all their names."""
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    tensors = (*module.named_parameters(remove_duplicate=False), *all_buffers(module).items())
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
 

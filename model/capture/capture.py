@@ -21,8 +21,9 @@ from .exporting import export, runs_with
 from .finish import finished
 from .fixed_buffers import fixed_buffers
 from .gradients import check_hooks
+from .held_tensors import all_buffers
 from .inputs import BatchDim, Inputs
-from .literals import has_values, literal
+from .literals import has_values, literal, written
 from .objective import Loss, Objective, TrainedModule, check_loss
 from .opaque_calls import opaque_call
 from .repeated_calls import Repeating
@@ -132,7 +133,7 @@ def _sources(
     """Inputs, parameters, buffers and small constants, one node for each placeholder; `fixed` buffers are constants."""
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers, registered = all_buffers(module), dict(module.named_buffers(remove_duplicate=False))
     first, carried = _first_names(module), _carried(module)
     made: dict[str, int] = {}
     order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
@@ -145,9 +146,12 @@ def _sources(
             continue
         target = (spec.target or "").removeprefix("module.")
         weight = parameters.get(target, buffers.get(target))
-        if weight is None:
-            nodes.append(literal(builder, target, tensors[target]))
-            continue
+        if weight is None or (target in buffers and target not in registered):  # an attribute is a buffer if it must be
+            number = literal(builder, target, tensors[target]) if weight is None else written(builder, target, weight)
+            if number is not None:
+                nodes.append(number)
+                continue
+            assert weight is not None
         name = first[id(weight)]
         if name in fixed:
             nodes.append(literal(builder, name, fixed[name]))
@@ -175,7 +179,7 @@ def _check_real(what: str, tensor: torch.Tensor) -> None:
 
 def _state(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """All parameters and buffers, tied ones under each of their names."""
-    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return [*module.named_parameters(remove_duplicate=False), *all_buffers(module).items()]
 
 
 def _first_names(module: nn.Module) -> dict[int, str]:
@@ -185,7 +189,7 @@ def _first_names(module: nn.Module) -> dict[int, str]:
 
 def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tensor]:
     """Buffer -> its tensor, where it has values."""
-    buffers = dict(module.named_buffers(remove_duplicate=False))
+    buffers = all_buffers(module)
     found = {i: buffers[node.name] for i, node in enumerate(builder.nodes) if node.op == "buffer"}
     return {i: value for i, value in found.items() if value.device.type == "cpu" and has_values(value)}
 
@@ -225,5 +229,6 @@ def _loss(builder: Builder, results: Sequence[Any], found: Objective) -> int:
 
 def _aliases(module: nn.Module) -> list[tuple[str, str]]:
     """(alias, name of the node) of tied parameters and buffers."""
-    first = _first_names(module)
-    return [(name, first[id(tensor)]) for name, tensor in _state(module) if first[id(tensor)] != name]
+    first, kinds = _first_names(module), (module.named_parameters, module.named_buffers)
+    state = [pair for tensors in kinds for pair in tensors(remove_duplicate=False)]
+    return [(name, first[id(tensor)]) for name, tensor in state if first[id(tensor)] != name]

@@ -132,6 +132,7 @@ def runs_with(model: TrainedModule, layers: Mapping[str, int], inputs: Inputs, b
 _REMEDIES = {
     ".numpy()": "compute with torch's functions instead of NumPy's, or before the module is called",
     "not allocated yet": "give numbers as tensors, among them the lengths of a CTC loss",
+    "devices, meta and cpu": "register tensors of the module as buffers (register_buffer), or make them on the CPU",
     "cuda": "leave devices out of forward, or take that of a tensor (x.device)",
 }
 """What helps where torch's words contain a sign."""

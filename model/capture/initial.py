@@ -13,6 +13,7 @@ from ..errors import PartitaError
 from ..initial_values import SERIAL, InitialValues, Write
 from .construction import Construction
 from .contents import dtype_name, shortest
+from .held_tensors import all_buffers
 from .random_stream import Position, after
 
 MAX_CONSTANT = 64
@@ -88,7 +89,7 @@ def _listed(name: str, x: Tensor) -> Write:
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers under the first of their names."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {**dict(module.named_parameters()), **all_buffers(module)}
 
 
 def _in_order(found: Sequence[tuple[int, Position | None, Write]]) -> tuple[list[Write], set[str]]:

@@ -24,15 +24,21 @@ def literal(builder: Builder, name: str, tensor: Tensor) -> Index:
     """
     if not has_values(tensor):
         raise PartitaError(f"the constant {name!r} has no values: it was created on the meta device")
-    tensor = as_real(tensor.detach())
-    small = once(_repeated(tensor))
-    made = _expression(builder, name, small)
+    made = written(builder, name, tensor)
     if made is None:
         raise PartitaError(
             f"the constant {name!r} of shape {tuple(tensor.shape)} is no range, triangle or single number: it must be "
             f"a buffer of the module (register_buffer), unless it has at most {MAX_CONSTANT} elements, all finite"
         )
-    if small.shape != tensor.shape:
+    return made
+
+
+def written(builder: Builder, name: str, tensor: Tensor) -> Index | None:
+    """As `literal`, for a tensor that has values; None for others than these."""
+    tensor = as_real(tensor.detach())
+    small = once(_repeated(tensor))
+    made = _expression(builder, name, small)
+    if made is not None and small.shape != tensor.shape:
         made = Index(builder.add("expand", made, shape=tensor.shape, dtype=dtype_name(tensor.dtype), name=name))
     return made
 

@@ -637,7 +637,7 @@ def test_a_loss_computed_from_the_output(tmp_path: Path) -> None:
 
 
 class Scaled(nn.Module):
-    """Buffers of which a checkpoint has one."""
+    """Buffers of which a checkpoint has one, and an attribute that is none but too large to be written as numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -645,14 +645,17 @@ class Scaled(nn.Module):
         self.register_buffer("scale", torch.full((4,), 0.5))
         self.register_buffer("offset", torch.ones(300), persistent=False)  # too long for a constant
         self.register_buffer("rates", torch.tensor([0.1, 0.2, 0.4, 0.7]), persistent=False)
+        self.table = torch.linspace(-1, 1, 300).view(50, 6).cos()
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.scores(x) * self.scale * self.rates + self.offset[:4], labels)
+        scores = self.scores(x + self.table.to(x.dtype).mean(0)) * self.scale * self.rates + self.offset[:4]
+        return nn.functional.cross_entropy(scores, labels)
 
 
 def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
     batch = data("classifier", SAMPLES)
     planned = optimize(Scaled(), batch, Machine.adhoc((2,)), mesh=(2,), dtype="float64", cache="none")
+    assert planned.verify()["ok"]
     state = Scaled().double().state_dict()
 
     def train(_: int) -> float:
