@@ -115,7 +115,7 @@ class FunctionBody(FunctionWriter):
         found = []
         for old, out, layout in zip(block.carried, block.outs, block.layouts, strict=True):
             as_given = out < 0 or layout == self.plan.choices[out].given
-            found.append(self.given(old if out < 0 else out) if as_given else self._computed(out))
+            found.append(self.given(old if out < 0 else out) if as_given else self.computed(out))
         return found
 
     def unrecorded(self) -> None:
@@ -144,7 +144,7 @@ class FunctionBody(FunctionWriter):
         else:
             for operand in reversed(self._first_operands(index)):
                 self.given(operand)
-            self._memo[key] = self._converted(self._computed(index), index, choice.output, choice.given)
+            self._memo[key] = self._converted(self.computed(index), index, choice.output, choice.given)
         return self._memo[key]
 
     def _first_operands(self, index: int) -> list[int]:
@@ -250,6 +250,13 @@ class FunctionBody(FunctionWriter):
 
         start = self._stored(index)
         return self.add(Statement(render, (start,), "gather", self.statements[start].preferred_name, index))
+
+    def computed(self, index: int) -> int:
+        """A node in the layout in which it is computed."""
+        key = (index, "computed")
+        if key not in self._memo:
+            self._memo[key] = self._computed(index)
+        return self._memo[key]
 
     def _computed(self, index: int) -> int:
         _plan, node, choice = self.plan, self.plan.graph.nodes[index], self.plan.choices[index]

@@ -33,7 +33,7 @@ def setting_line(constants: Mapping[int, str]) -> list[str]:
 def method_lines(body: FunctionBody, constants: Collection[int]) -> list[str]:
     """The lines of the method; in narrow floats it computes in float32, and rounds at the end."""
     nodes, narrow = body.plan.graph.nodes, precision(body.plan.dtype).narrow
-    results = [body.given(i) for i in constants]
+    results = [body.computed(i) for i in constants]  # the model converts what it holds
 
     def returned(texts: Sequence[str]) -> str:
         rounded = (narrow and nodes[i].dtype == "float32" for i in constants)
