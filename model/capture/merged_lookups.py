@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from ..graph.builder import Builder
+from ..graph.constants import shared
 from ..graph.joined_tables import LOOKUPS
 from ..graph.pcg import PCG, live
 
@@ -71,7 +72,7 @@ def merge_lookups(pcg: PCG) -> PCG:
         if len(joined) > 1:
             builder.nodes.append(replace(node, inputs=tuple(joined)))
         number[index] = len(builder.nodes) - 1
-    builder.nodes, kept = live(builder.nodes, number[pcg.loss])
+    builder.nodes, kept = live(shared(builder.nodes), number[pcg.loss])  # equal layers read one tensor of offsets
     builder.aliases = list(pcg.aliases)
     return builder.build(kept[number[pcg.loss]])
 

@@ -426,5 +426,5 @@ def test_the_estimate_of_memory_counts_weights_and_their_states_on_every_rank() 
 
 def test_module_whose_backward_fails_is_refused() -> None:
     module = nn.Linear(2, 2)
-    with pytest.raises(PartitaError, match="the backward of Linear fails: derivative for aten::bernoulli"):
-        reference.train(module, lambda batch, step: module.weight.sigmoid().bernoulli().sum(), [{}], "sgd")
+    with pytest.raises(PartitaError, match="the backward of Linear fails: one of the variables"):
+        reference.train(module, lambda batch, step: module.weight.exp().add_(1).sum(), [{}], "sgd")
