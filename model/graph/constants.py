@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-
 from ..operators.operator import is_random, operator
 from .origin import origin
 from .pcg import PCG, SOURCES, Node
@@ -77,6 +75,8 @@ def expanded_last(nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
 
     A mask that is the same for all samples is then held once.
     """
+    import numpy as np  # not where only help is printed
+
     made, _, _ = _made(nodes)
     found: list[Node] = []
     number: list[int] = []

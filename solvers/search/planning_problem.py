@@ -14,6 +14,7 @@ from ...formulation.strategies.alternatives import Alternatives
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.atoms import atoms
 from ...model.graph.batch import with_batch
+from ...model.graph.constants import built_once
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.machine.machine import Machine
@@ -74,7 +75,8 @@ class PlanningProblem:
         """Lower bound on the step: all arithmetic spread evenly at the devices' full rate."""
         rate = self.machine.device.flops(precision(self.training.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
-        work = sum(min(_work(whole, way) for way in ways) for ways in Alternatives(whole, classes(whole)).needed())
+        needed, once = Alternatives(whole, classes(whole)).needed(), built_once(whole)
+        work = sum(min(_work(whole, way) for way in ways) for ways in needed if once.isdisjoint(ways))
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
