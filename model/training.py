@@ -22,6 +22,15 @@ LOSS = option(str, f"{PROJECTION}: minimize a random projection of the outputs, 
 
 BATCH_DIM = option(str, "The dim of the inputs that counts samples, or name=dim,name=none.", metavar="DIM")
 STATISTICS_OF = option(str, f"What a batch norm normalizes over: {', '.join(STATISTICS)} (a rank's part).")
+DROPOUT = ("torch", "counters")
+"""What draws the masks of dropout: torch's own generators, or functions of counters, equal for all plans."""
+
+DROPOUT_BY = option(
+    str,
+    "What draws the masks of dropout: torch's own generators (torch), or slow functions of counters that give all "
+    "plans the same masks (counters).",
+    default=None,
+)
 ALLOW_UNKNOWN = option(
     bool,
     "Run operators without rules as PyTorch does, split where that is found to be right (the default), or refuse them.",
@@ -86,7 +95,7 @@ class Training:
     `dtype` is a name of `PRECISIONS`, or several joined by commas, of which the fastest is taken (`each_dtype`).
     `loss`: None for the module's own, or `PROJECTION`. `statistics`: what a batch norm normalizes over. `sequence`:
     tokens in a sample, None for the model's own. `allow_unknown`: operators without rules are opaque, instead of being
-    refused. PartitaError: a value out of range, an unknown name.
+    refused. `dropout`: what draws its masks (`DROPOUT`). PartitaError: a value out of range, an unknown name.
     """
 
     batch: int = field(metadata=option(int, "Samples in a step, over all ranks."))
@@ -106,6 +115,7 @@ class Training:
     loss: str | None = field(default=None, metadata=LOSS)
     batch_dim: str | None = field(default=None, metadata=BATCH_DIM)
     allow_unknown: bool = field(default=True, metadata=ALLOW_UNKNOWN)
+    dropout: str = field(default=DROPOUT[0], metadata=DROPOUT_BY)
 
     def __post_init__(self) -> None:
         check_count("--batch", self.batch)
@@ -114,6 +124,7 @@ class Training:
             check_choice("--dtype", name, PRECISIONS, shown=DTYPES)
         check_choice("--optimizer", self.optimizer, OPTIMIZERS)
         check_choice("--statistics", self.statistics, STATISTICS)
+        check_choice("--dropout", self.dropout, DROPOUT)
         check_loss_name(self.loss)
         parse_batch_dim(self.batch_dim)
 

@@ -96,7 +96,8 @@ class Solution:
     """A solver's answer: an option per variable, its cost, and a lower bound (both ns) on every assignment's cost.
 
     `bound` is INFINITE when infeasible. `source` names the solver, `words` says how it ended. `prices` (ns per byte of
-    each capacity; empty if unknown) prove the bound, or one close to it. `proof`: what was left for the backend.
+    each capacity, after the weights of streams if there are windows; empty if unknown) prove the bound, or one close to
+    it. `proof`: what was left for the backend.
     """
 
     status: Status

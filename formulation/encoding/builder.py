@@ -15,7 +15,7 @@ from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
 from ..bundles.branch_options import BundledOption
 from ..network.chains import Position
-from ..network.network import Edge, Switch, Variable
+from ..network.network import Edge, Switch, Variable, Window
 from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import EdgeTables, OperandCosts
@@ -86,6 +86,7 @@ class NetworkBuilder:
         self.optional: frozenset[int] = frozenset()
         self.bundled: Mapping[int, tuple[BundledOption, ...]] = {}
         self.switches: tuple[Switch, ...] = ()
+        self.windows: tuple[Window, ...] = ()
         self._by_content: dict[Hashable, Array] = {}
 
     def _share_tables(self) -> None:
@@ -94,7 +95,7 @@ class NetworkBuilder:
         shared = SharedTables() if self.classes.twin or stage.shared is None else stage.shared
         key = (
             self.micro_batches, self.precision, self.optimizer, self.options.spread_tables, self.pcg.batch,
-            stage.weight_versions, stage.deferred_weight_gradients,
+            stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
         )  # fmt: skip
         found = shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
         modes = stage.in_flight, self.options.recompute
@@ -158,6 +159,21 @@ class NetworkBuilder:
         """Append the edge of a tensor from variable `u` to `v`."""
         self.conversions[len(self.edges)] = conversion
         self.edges.append(Edge(u, v, *self.tables[conversion.key]))
+
+    def part_of(self, conversion: Conversion, part: Mapping[int, int]) -> int | None:
+        """The part of the graph that a conversion belongs to, from those of nodes: that of the reader.
+
+        A conversion to a hub belongs to the part that computes the tensor, one of a weight to that of any reader.
+        """
+        base = conversion.base
+        if conversion.source == "weight":
+            if base in self.sparse:
+                return None
+            readers = (part.get(u.node) for u in self.classes.uses[base])
+            return next((number for number in readers if number is not None), None)
+        if conversion.use is None:
+            return part.get(base)
+        return None if conversion.use.node in self.classes.twin else part.get(conversion.use.node)
 
 
 def find_cuts(pcg: PCG, classes: Classes) -> set[int]:

@@ -28,7 +28,9 @@ the n-th alternative of t is used and the others are not; what is unused costs n
 Bundles give x, s and h inside of parallel branches one more option each, taken together (`Bundles`); a branch off the
 slowest coordinate then costs nothing.
 
-A new kind of decision is a new `EncodingPass` in `PASSES`.
+If the space has `hide`, a layer's kernels and weight traffic are streams of windows (`Windows`), and the longer counts.
+
+A new kind of decision is a new `EncodingPass` in `passes/in_order.py`.
 """
 
 from collections.abc import Sequence
@@ -47,25 +49,7 @@ from ..weights.fixed_memory import fixed_bytes
 from .builder import NetworkBuilder
 from .encoding import Encoding
 from .encoding_options import EncodingOptions, StageContext
-from .passes.alternatives import ChosenAlternatives
-from .passes.bundles import Bundles
-from .passes.encoding_pass import EncodingPass
-from .passes.hubs import Hubs
-from .passes.operators import Constants, Operands, Operators
-from .passes.recomputation import Recomputation
-from .passes.weights import Weights
-
-PASSES: tuple[type[EncodingPass], ...] = (
-    Constants,
-    Operators,
-    Weights,
-    Operands,
-    ChosenAlternatives,
-    Hubs,
-    Bundles,
-    Recomputation,
-)
-"""In the order in which they act; bundles and modes change what the passes before them made."""
+from .passes.in_order import PASSES
 
 
 def encode(
@@ -156,6 +140,7 @@ def _encoding(builder: NetworkBuilder) -> Encoding:
         (capacity - held,),
         sum(builder.constants.values()),
         switches=builder.switches,
+        windows=builder.windows,
     )
     network = replace(network, chains=find_chains(network, builder.positions))
     segments = zip(builder.segments.segments, builder.switches, strict=True)

@@ -42,7 +42,9 @@ class StageContext:
     `in_flight` micro-batches are kept for backward at once. `transfer` is the price of sending a tensor to another
     stage. `stored` fixes layouts of parameters by name. `weight_versions` copies are kept besides each trained weight,
     whose gradient and states then have its layout. The weight gradients of `deferred_weight_gradients` micro-batches
-    wait, with the output gradients that they are computed from. `shared` holds the tables of other stages of the model.
+    wait, with the output gradients that they are computed from. `delays_messages`: overlapped messages are delays
+    between slots, of which the first one counts; else a sender is busy with each. `shared` holds the tables of other
+    stages of the model.
     """
 
     in_flight: int = 1
@@ -50,4 +52,5 @@ class StageContext:
     stored: Mapping[str, Layout] = field(default_factory=dict, hash=False)
     weight_versions: int = 0
     deferred_weight_gradients: int = 0
+    delays_messages: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

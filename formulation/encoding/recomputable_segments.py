@@ -4,7 +4,7 @@ from ...model.graph.pcg import PCG
 from ...model.graph.segments import Segment, segments
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import OperandCosts
-from ..strategies.tensor_classes import Classes, Use
+from ..strategies.tensor_classes import Classes
 from .encoding_options import EncodingOptions
 
 
@@ -54,9 +54,6 @@ class RecomputableSegments:
         if self.pcg.nodes[base].op == "parameter" or self.kept_outside(base):
             return ()
         here = self.number.get(base)
-        found = {self.of_reader(u) for u in self.classes.uses.get(base, ())}
+        uses = (u for u in self.classes.uses.get(base, ()) if u.node not in self.classes.twin)  # in no segment
+        found = {self.number.get(u.node) for u in uses}
         return tuple(sorted(number for number in found if number is not None and number != here))
-
-    def of_reader(self, use: Use) -> int | None:
-        """The segment of a reader; passes without gradient are in none."""
-        return None if use.node in self.classes.twin else self.number.get(use.node)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from .network import Chain, Network
+from .network import Chain, Network, WindowStreams, streams_by_part
 
 LONGEST_PERIOD = 12
 """Maximum number of cuts in one copy (a transformer layer has two to four)."""
@@ -26,7 +26,7 @@ class Position:
 def find_chains(network: Network, pieces: Sequence[Position]) -> tuple[Chain, ...]:
     """Cut the network at its cuts and name the longest runs of equal segments, largest first, that do not overlap."""
     order = sorted((i for i, p in enumerate(pieces) if not p.shared), key=lambda i: pieces[i].order)
-    inside = _inside_switches(network, order)
+    inside = _inside_switches(network, order) | _inside_windows(network, order)
     cuts = [n for n, i in enumerate(order) if pieces[i].cut and n not in inside]
     if len(cuts) < 3:
         return ()
@@ -41,6 +41,18 @@ def _inside_switches(network: Network, order: Sequence[int]) -> set[int]:
     place = {v: n for n, v in enumerate(order)}
     reaches = ([place[v] for v in (s.variable, *s.variables) if v in place] for s in network.switches)
     return {n for reach in reaches if reach for n in range(min(reach), max(reach) + 1)}
+
+
+def _inside_windows(network: Network, order: Sequence[int]) -> set[int]:
+    """The places in the order within the reach of a window; edges of it may end at a cut, its variables are none."""
+    place = {v: n for n, v in enumerate(order)}
+    found = set[int]()
+    for window in network.windows:
+        found.update(place[v] for v in window.variables if v in place)
+        ends = (v for k in window.edges for v in (network.edges[k].u, network.edges[k].v))
+        reach = [place[v] for v in (*window.variables, *ends) if v in place]
+        found.update(range(min(reach, default=0) + 1, max(reach, default=0)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +110,25 @@ def _signatures(network: Network, order: list[int], cuts: list[int], segments: l
     place = {v: p for segment in segments for p, v in enumerate(segment)}
     cut_number = {order[c]: n for n, c in enumerate(cuts)}
     parts: list[list[object]] = [[] for _ in segments]
-    for term in network.terms():
-        tables = same(term.cost), same(term.use), same(term.extra)
+    of_variable, of_edge = streams_by_part(network)
+    streams = [of_variable.get(v, ()) for v in range(len(network.variables))]
+    streams += [of_edge.get(k, ()) for k in range(len(network.edges))]
+    first: dict[int, int] = {}  # window of each segment, from which its windows are numbered
+    for w, window in enumerate(network.windows):
+        for v in (*window.variables, *(v for k in window.edges for v in (network.edges[k].u, network.edges[k].v))):
+            if v in segment_of:
+                first.setdefault(segment_of[v], w)
+
+    def numbered(own: WindowStreams, s: int) -> tuple[object, ...]:
+        return tuple((w - first.get(s, 0), same(table)) for w, table in own)
+
+    for term, own in zip(network.terms(), streams, strict=True):
+        tables: tuple[object, ...] = same(term.cost), same(term.use), same(term.extra)
         inside = {segment_of[v] for v in term.scope if v in segment_of}
         if not inside:
             if len(term.scope) > 1 and all(v in cut_number for v in term.scope):
                 s = min(cut_number[v] for v in term.scope)
-                parts[s].append(("across", *tables))
+                parts[s].append(("across", *tables, *numbered(own, s)))
             continue
         for s in inside:
             ends: list[object] = []
@@ -115,6 +139,6 @@ def _signatures(network: Network, order: list[int], cuts: list[int], segments: l
                     ends.append(place[v])
                 else:  # a shared variable: this segment has no equal
                     ends.append(("other", v, s))
-            parts[s].append((*ends, *tables))
+            parts[s].append((*ends, *tables, *numbered(own, s)))
     numbers: dict[object, int] = {}
     return [numbers.setdefault(tuple(part), len(numbers)) for part in parts]

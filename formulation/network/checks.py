@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .network import INFINITE, Chain, Edge, Network, Table, Variable, chain_edges
+from .network import INFINITE, Chain, Edge, Network, Table, Variable, WindowStreams, chain_edges, streams_by_part
 
 
 def check_network(network: Network) -> None:
@@ -39,6 +39,7 @@ def problems(network: Network) -> Iterator[str]:
             yield f"{name}: use {e.use.shape}, expected {(*shape, count)}"
         yield from _bad_values(name, e.cost, e.use)
     yield from _switch_problems(network)
+    yield from _window_problems(network)
     if network.chains:
         yield from _chain_problems(network)
 
@@ -95,6 +96,36 @@ def _switch_problems(network: Network) -> Iterator[str]:
                     yield f"{name}: its own tables are not those of mode 0"
 
 
+def _window_problems(network: Network) -> Iterator[str]:
+    modes = {
+        (kind, k): (len(network.variables[s.variable].cost),)
+        for s in network.switches
+        for kind, decided in (("variable", s.variables), ("edge", s.edges))
+        for k in decided
+    }
+    for w, window in enumerate(network.windows):
+        if not (window.variables or window.edges):
+            yield f"window {w} has no tables"
+            continue
+        for kind, tables in (("variable", window.variables), ("edge", window.edges)):
+            parts: tuple[Variable, ...] | tuple[Edge, ...] = network.variables if kind == "variable" else network.edges
+            for k, table in tables.items():
+                name = f"window {w}, {kind} {k}"
+                if not 0 <= k < len(parts):
+                    yield f"{name} of {len(parts)}"
+                    continue
+                shape = *modes.get((kind, k), ()), *parts[k].cost.shape
+                if (
+                    table.dtype != np.int64
+                    or table.shape[1:] != shape
+                    or len(table) != window.streams
+                    or not len(table)
+                ):
+                    yield f"{name}: {table.shape} of {table.dtype}, expected int64, {(window.streams, *shape)}"
+                elif table.size and not 0 <= table.min() <= table.max() < INFINITE:
+                    yield f"{name}: from {table.min()} to {table.max()} ns"
+
+
 def _alike(a: Table | None, b: Table | None) -> bool:
     """True if tables are equal; None is all zeros."""
     if a is None or b is None:
@@ -114,6 +145,7 @@ def _chain_problems(network: Network) -> Iterator[str]:
             if v in owner:
                 yield f"{network.variables[v].name} of {owner[v]} has an edge that leaves its copy"
     yield from _straddling(network, copy_edges)
+    yield from _windows_across(network, copy_edges)
     for c, chain in enumerate(network.chains):
         yield from _copy_problems(network, f"chain {c}", chain, copy_edges[c])
 
@@ -154,9 +186,10 @@ def _boundary_problems(network: Network, at: str, chain: Chain, owner: Mapping[i
 
 def _copy_problems(network: Network, at: str, chain: Chain, edges: list[list[int]]) -> Iterator[str]:
     """Copies that are not equal to the first."""
-    first_copy = _signature(network, chain, 0, edges[0])
+    streams = streams_by_part(network)
+    first_copy = _signature(network, chain, 0, edges[0], streams)
     for i in range(len(chain.copies)):
-        mine = _signature(network, chain, i, edges[i])
+        mine = _signature(network, chain, i, edges[i], streams)
         if isinstance(mine, str):
             yield f"{at}, copy {i}: {mine}"
         elif not isinstance(first_copy, str):
@@ -178,23 +211,51 @@ def _straddling(network: Network, copy_edges: list[list[list[int]]]) -> Iterator
             yield f"switch {number} is partly in a copy of a chain"
 
 
-_Part: TypeAlias = tuple[tuple[int, ...], bool, Table, Table | None, Table | None]
+def _windows_across(network: Network, copy_edges: list[list[list[int]]]) -> Iterator[str]:
+    """Windows that are partly in a copy of a chain."""
+    of_edge = {k: (c, i) for c, copies in enumerate(copy_edges) for i, edges in enumerate(copies) for k in edges}
+    of_variable = {
+        v: (c, i) for c, chain in enumerate(network.chains) for i, copy in enumerate(chain.copies) for v in copy
+    }
+    inner = {b for chain in network.chains for b in chain.boundaries[1:-1]}
+    for w, window in enumerate(network.windows):
+        if len({*(of_variable.get(v) for v in window.variables), *(of_edge.get(k) for k in window.edges)}) > 1:
+            yield f"window {w} is partly in a copy of a chain"
+        if inner & window.variables.keys():
+            yield f"window {w} has a boundary of a chain"
 
 
-def _signature(network: Network, chain: Chain, i: int, edges: list[int]) -> list[_Part] | str:
+_Part: TypeAlias = tuple[tuple[int, ...], bool, tuple[Table | None, ...], tuple[tuple[int, Table], ...]]
+
+
+def _signature(
+    network: Network, chain: Chain, i: int, edges: list[int], streams: tuple[dict[int, WindowStreams], ...]
+) -> list[_Part] | str:
     """The tables of copy i by position (interiors, then b_i, b_{i+1}), or the variable that is out of place."""
     scope = (*chain.copies[i], chain.boundaries[i], chain.boundaries[i + 1])
     position = {v: p for p, v in enumerate(scope)}
     parts: list[_Part] = []
-    for term in network.terms(chain.copies[i], ()):
-        use = term.use if term.rows is None else network.variables[term.scope[0]].dense(len(network.capacities))
-        parts.append((tuple(position[v] for v in term.scope), False, term.cost, use, term.extra))
-    for term in network.terms((), edges):
+    of_variable, of_edge = streams
+    own = [
+        *(w for v in chain.copies[i] for w, _ in of_variable.get(v, ())),
+        *(w for k in edges for w, _ in of_edge.get(k, ())),
+    ]
+    number = {w: n for n, w in enumerate(sorted(set(own)))}
+
+    def in_windows(part: WindowStreams) -> tuple[tuple[int, Table], ...]:
+        return tuple((number[w], table) for w, table in part)
+
+    for v, term in zip(chain.copies[i], network.terms(chain.copies[i], ()), strict=True):
+        use = term.use if term.rows is None else network.variables[v].dense(len(network.capacities))
+        where = tuple(position[u] for u in term.scope)
+        parts.append((where, False, (term.cost, use, term.extra), in_windows(of_variable.get(v, ()))))
+    for k, term in zip(edges, network.terms((), edges), strict=True):
         for v in term.scope:
             if v not in position:
                 return f"an edge leaves it for {network.variables[v].name}"
         *z, u, v = (position[v] for v in term.scope)
-        parts.append(((*z, min(u, v), max(u, v)), u > v, term.cost, term.use, term.extra))
+        tables = term.cost, term.use, term.extra
+        parts.append(((*z, min(u, v), max(u, v)), u > v, tables, in_windows(of_edge.get(k, ()))))
     return sorted(parts, key=lambda part: part[0])  # stable: parallel edges keep their order
 
 
@@ -202,7 +263,13 @@ def _differ(first: list[_Part], other: list[_Part]) -> Iterator[str]:
     if [p[0] for p in first] != [p[0] for p in other]:
         yield "its edges"
         return
-    for (where, flip, *tables), (_, other_flip, *others) in zip(first, other, strict=True):
+    for (where, flip, tables, windows), (_, other_flip, others, other_windows) in zip(first, other, strict=True):
+        if [w for w, _ in windows] != [w for w, _ in other_windows]:
+            yield f"the windows at {where}"
+            continue
+        for (_, mine), (_, its) in zip(windows, other_windows, strict=True):
+            if not np.array_equal(mine if flip == other_flip else np.swapaxes(mine, -2, -1), its):
+                yield f"the streams at {where}"
         for a, b in zip(tables, others, strict=True):
             if a is b and (flip == other_flip or a is None):
                 continue

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from .network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Variable
+from .network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Variable, Window
 
 Starts = tuple[int, ...]
 """The first option of every network in a variable of the sum, and the number of its options."""
@@ -52,6 +52,7 @@ def direct_sum(networks: Sequence[Network], name: str = "choice") -> DirectSum:
             tuple((v.name, v.rows is None) for v in n.variables),
             tuple((e.u, e.v) for e in n.edges),
             tuple((s.variable, tuple(s.variables), tuple(s.edges)) for s in n.switches),
+            tuple((w.streams, tuple(w.variables), tuple(w.edges)) for w in n.windows),
             len(n.capacities),
         )
         for n in networks
@@ -93,7 +94,13 @@ class _Sum:
                 variables[v] = Variable(variables[v].name, np.zeros_like(costs[0]), variables[v].use)
                 self.chains = []
         return Network(
-            tuple(variables), tuple(edges), self.capacities, constant, tuple(self.chains), tuple(self._switches())
+            tuple(variables),
+            tuple(edges),
+            self.capacities,
+            constant,
+            chains=tuple(self.chains),
+            switches=tuple(self._switches()),
+            windows=tuple(self._windows()),
         )
 
     def _variable(self, v: int) -> Variable:
@@ -120,6 +127,23 @@ class _Sum:
                 switch.variable,
                 {v: self._decided([s.variables[v] for s in own], (v,)) for v in switch.variables},
                 {k: self._decided([s.edges[k] for s in own], ends) for k, ends in edges.items()},
+            )
+
+    def _windows(self) -> Iterator[Window]:
+        decided = {("variable", v) for s in self.first.switches for v in s.variables}
+        decided |= {("edge", k) for s in self.first.switches for k in s.edges}
+
+        def joined(tables: Sequence[Table], scope: tuple[int, ...], part: tuple[str, int]) -> Table:
+            found = self._joined(tables, scope, "streams", modes=1 + (part in decided))
+            assert found is not None
+            return found
+
+        for number, window in enumerate(self.first.windows):
+            own = [n.windows[number] for n in self.networks]
+            ends = {k: (self.first.edges[k].u, self.first.edges[k].v) for k in window.edges}
+            yield Window(
+                {v: joined([w.variables[v] for w in own], (v,), ("variable", v)) for v in window.variables},
+                {k: joined([w.edges[k] for w in own], at, ("edge", k)) for k, at in ends.items()},
             )
 
     def _decided(self, tables: Sequence[SwitchTables], scope: tuple[int, ...]) -> SwitchTables:

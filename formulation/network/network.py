@@ -10,6 +10,11 @@ The mode z of a `Switch` decides on the tables of many variables and edges: c_v(
 they use. Transient use e(z, ...) comes on top, but only that of the switch with the most, since one acts at a time:
 
     Σ_v m_v0 + Σ_(u,v) m_uv0 + max_s Σ_(v ∈ s) e_v(z_s, x_v) + Σ_((u,v) ∈ s) e_uv(z_s, x_u, x_v) ≤ M_0
+
+What runs at the same time is a `Window` w of streams k, such as kernels and the gathering of weights. It takes as long
+as its longest stream, on top of the costs above:
+
+    + Σ_w max_k Σ_(v ∈ w) s_vk(x_v) + Σ_((u,v) ∈ w) s_uvk(x_u, x_v)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,6 +108,28 @@ class Switch:
         return Switch(self.variable, variables, edges)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """K streams that run at the same time, of which the longest counts.
+
+    `variables`, and `edges` by their numbers, say what a choice adds to each stream: ns [K, ...], at least 0, with the
+    dims of its cost table behind, those of a switch's cost table where one decides. They may be in several windows. A
+    window that touches a copy of a chain has no variables but the interior ones of that copy, and edges of that copy.
+    """
+
+    variables: Mapping[int, Table]
+    edges: Mapping[int, Table]
+
+    @property
+    def streams(self) -> int:
+        """K."""
+        return next(len(t) for of in (self.variables, self.edges) for t in of.values())
+
+
+WindowStreams: TypeAlias = tuple[tuple[int, Table], ...]
+"""Numbers of windows, with what a variable or an edge adds to their streams (see `Window`)."""
+
+
 class CostTerm(NamedTuple):
     """A table of the network over the variables `scope`, z first where a switch decides; all else as of its parts."""
 
@@ -133,6 +160,7 @@ class Network:
     constant: int = 0
     chains: tuple[Chain, ...] = ()
     switches: tuple[Switch, ...] = ()
+    windows: tuple[Window, ...] = ()
 
     def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[CostTerm]:
         """The tables of some variables, and of some edges, in that order (all)."""
@@ -177,6 +205,7 @@ def evaluate(network: Network, assignment: Sequence[int]) -> Evaluation:
         for p, (first, last) in enumerate(rows.tolist()):
             steps[first] += use.item(*options, p)
             steps[last] -= use.item(*options, p)
+    cost += sum(map(max, window_streams(network, assignment)))
     totals = [total + step for total, step in zip(totals, accumulate(steps[:-1]), strict=True)]
     if totals:
         totals[0] += max(extras(network, assignment).values(), default=0)
@@ -216,6 +245,38 @@ def extras(network: Network, assignment: Sequence[int]) -> dict[int, int]:
         if term.extra is not None:
             found[term.scope[0]] += term.extra.item(tuple(assignment[v] for v in term.scope))
     return found
+
+
+def window_terms(network: Network) -> list[list[tuple[tuple[int, ...], Table]]]:
+    """The tables of every window, each with the variables that it is over, z first where a switch decides."""
+    mode_of_variable = {v: (s.variable,) for s in network.switches for v in s.variables}
+    mode_of_edge = {k: (s.variable,) for s in network.switches for k in s.edges}
+    found = []
+    for window in network.windows:
+        terms = [((*mode_of_variable.get(v, ()), v), table) for v, table in window.variables.items()]
+        for k, table in window.edges.items():
+            terms.append(((*mode_of_edge.get(k, ()), network.edges[k].u, network.edges[k].v), table))
+        found.append(terms)
+    return found
+
+
+def streams_by_part(network: Network) -> tuple[dict[int, WindowStreams], dict[int, WindowStreams]]:
+    """The windows of every variable, and of every edge, that is in some: their numbers, with its tables."""
+    variables: dict[int, WindowStreams] = {}
+    edges: dict[int, WindowStreams] = {}
+    for w, window in enumerate(network.windows):
+        for found, part in ((variables, window.variables), (edges, window.edges)):
+            for key, table in part.items():
+                found[key] = (*found.get(key, ()), (w, table))
+    return variables, edges
+
+
+def window_streams(network: Network, assignment: Sequence[int]) -> list[list[int]]:
+    """For every window the ns of each of its streams under an assignment."""
+    return [
+        [sum(table.item(k, *(assignment[v] for v in scope)) for scope, table in terms) for k in range(window.streams)]
+        for window, terms in zip(network.windows, window_terms(network), strict=True)
+    ]
 
 
 def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from .checks import check_network
-from .network import INFINITE, Chain, Edge, Network, Switch, SwitchTables, Table, Variable
+from .network import INFINITE, Chain, Edge, Network, Switch, SwitchTables, Table, Variable, Window
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,14 @@ def network_json(network: Network) -> dict[str, Any]:
                 for kind, part in (("variables", s.variables), ("edges", s.edges))
             }
             for s in network.switches
+        ]
+    if network.windows:
+        data["windows"] = [
+            {
+                kind: [{"of": int(k)} | tables.streams(table) for k, table in part.items()]
+                for kind, part in (("variables", window.variables), ("edges", window.edges))
+            }
+            for window in network.windows
         ]
     return data | {"tables": tables.rows}
 
@@ -78,8 +86,14 @@ def read_network(data: Mapping[str, Any]) -> Network:
         Switch(_field(s, "variable", int, at), *(_read_modes(tables, s, key, at) for key in ("variables", "edges")))
         for s, at in (_objects(data, "switches") if "switches" in data else ())
     )
+    windows = tuple(
+        Window(*(_read_streams(tables, w, key, at) for key in ("variables", "edges")))
+        for w, at in (_objects(data, "windows") if "windows" in data else ())
+    )
     capacities = _integers(_list(data, "capacities", ""), "capacities")
-    network = Network(variables, edges, capacities, _field(data, "constant", int, ""), chains, switches)
+    network = Network(
+        variables, edges, capacities, _field(data, "constant", int, ""), chains, switches, windows=windows
+    )
     try:
         check_network(network)
     except ValueError as error:
@@ -100,6 +114,14 @@ def _read_modes(tables: list[Table], switch: Mapping[str, Any], key: str, at: st
     }
 
 
+def _read_streams(tables: list[Table], window: Mapping[str, Any], key: str, at: str) -> dict[int, Table]:
+    """The streams of the variables, or edges, of a window, by their numbers."""
+    return {
+        _field(part, "of", int, f"{at}.{inside}"): _table(tables, part, "streams", f"{at}.{inside}")
+        for part, inside in _objects(window, key)
+    }
+
+
 class _Tables:
     """Tables seen so far; equal ones share one row."""
 
@@ -113,6 +135,10 @@ class _Tables:
         """The numbers of these tables, without those that are None."""
         named = ("cost", cost), ("use", use), ("extra", extra)
         return {key: self._put(table, costs=key == "cost") for key, table in named if table is not None}
+
+    def streams(self, table: Table) -> dict[str, int]:
+        """The number of a table of streams."""
+        return {"streams": self._put(table)}
 
     def _put(self, table: Table, costs: bool = False) -> int:
         if (costs, id(table)) not in self._by_id:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .network import INFINITE, Edge, Network, Switch, Table, Variable
+from .network import INFINITE, Edge, Network, Switch, Table, Variable, Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,18 @@ def without_switches(network: Network) -> WithoutSwitches:
     edges = [products.edge(k, e, of_edge.get(k)) for k, e in enumerate(network.edges)]
     variables = [products.variable(v) for v in range(len(network.variables))]
     edges += [products.agreement(v, s) for v, switches in products.switches.items() for s in switches]
-    return WithoutSwitches(network, Network(tuple(variables), tuple(edges), network.capacities, network.constant))
+    windows = tuple(
+        Window(
+            {v: products.streams((v,), table, products.own.get(v)) for v, table in window.variables.items()},
+            {
+                k: products.streams((network.edges[k].u, network.edges[k].v), table, of_edge.get(k))
+                for k, table in window.edges.items()
+            },
+        )
+        for window in network.windows
+    )
+    plain = Network(tuple(variables), tuple(edges), network.capacities, network.constant, windows=windows)
+    return WithoutSwitches(network, plain)
 
 
 class _Products:
@@ -89,16 +100,31 @@ class _Products:
         form = tuple(tuple(names[z] for z in zs) for zs in shape), names.get(switch.variable) if switch else None
         key = id(cost), id(use), form, self._dims(edge.u), self._dims(edge.v)
         if key not in self.known:
-            (modes_u, u), (modes_v, v) = self._options(edge.u), self._options(edge.v)
-            at: tuple[Table, ...] = u[:, None], v[None, :]
-            if switch is not None:
-                z = switch.variable
-                at = (modes_u[z][:, None] if z in modes_u else modes_v[z][None, :], *at)
+            modes_u, modes_v = self._options(edge.u)[0], self._options(edge.v)[0]
+            at = self._at((edge.u, edge.v), switch)
             table = cost[at]
             for z in modes_u.keys() & modes_v.keys():
                 table = np.where(modes_u[z][:, None] == modes_v[z][None, :], table, INFINITE)
             self.known[key] = table, None if use is None else use[at]
         return Edge(edge.u, edge.v, *self.known[key])
+
+    def _at(self, scope: tuple[int, ...], switch: Switch | None) -> tuple[Table, ...]:
+        """The entry of a table over one or two variables, z first where a switch decides, for all their options."""
+        found: list[Table] = []
+        modes: dict[int, Table] = {}
+        for axis, v in enumerate(scope):
+            turn = tuple(slice(None) if axis == a else None for a in range(len(scope)))
+            its, own = self._options(v)
+            modes |= {z: mode[turn] for z, mode in its.items() if z not in modes}
+            found.append(own[turn])
+        return tuple(found) if switch is None else (modes[switch.variable], *found)
+
+    def streams(self, scope: tuple[int, ...], table: Table, switch: Switch | None) -> Table:
+        """The streams of a window over the products of the variables `scope`."""
+        if not any(v in self.switches for v in scope):
+            return table
+        at = self._at(scope, switch)
+        return np.stack([stream[at] for stream in table])
 
     def agreement(self, v: int, switch: Switch) -> Edge:
         """The edge that holds a variable to the mode of a switch."""

@@ -18,6 +18,17 @@ def one_f_one_b(device, devices, micro_batches):
     return slots
 
 
+def eager_one_f_one_b(device, devices, micro_batches):
+    """Eager 1F1B: nearly twice as many forwards ahead as 1F1B, so that messages have a slot's time to travel."""
+    ahead = min(2 * (devices - device) - 1, micro_batches)
+    slots = [("forward", device, m) for m in range(ahead)]
+    for m in range(micro_batches):
+        slots.append(("backward", device, m))
+        if m + ahead < micro_batches:
+            slots.append(("forward", device, m + ahead))
+    return slots
+
+
 def gpipe(device, devices, micro_batches):
     """GPipe: all forwards, then all backwards, the last micro-batch first."""
     forwards = [("forward", device, m) for m in range(micro_batches)]

@@ -139,6 +139,8 @@ class Problem:
 class Stage:
     """The cost of one micro-batch on a stage.
 
+    `forward_message_ns` pass from the end of its forward until the next stage, on another device, has its result,
+    `backward_message_ns` from the end of its backward until the stage before has it.
     `weight_ns` above 0 splits the backward: "B" for the inputs, "W" for the weights. `recompute_ns` above 0 keeps only
     the input of the stage, `input_bytes`, and recomputes the forward: as a task "R" of its own or, if `fused`, as the
     first part of the backward, once its gradient is there. `activation_bytes` are held from the forward (or from its
@@ -153,6 +155,8 @@ class Stage:
     input_bytes: int = 0
     weight_bytes: int | None = None
     fused: bool = False
+    forward_message_ns: int = 0
+    backward_message_ns: int = 0
 
     def tasks(self, stage: int, micro: int, devices: tuple[int, ...], trained: bool) -> Iterator[Task]:
         """Its tasks on one micro-batch, in topological order; no backward unless `trained`."""
@@ -191,7 +195,7 @@ def build(
     """The tasks of K micro-batches through a chain of stages; stages before `trained` run forwards only.
 
     A forward waits for that of the stage before, a backward for that of the stage after; between different devices with
-    the transfer's lag.
+    the transfer's lag, and the time of the stage's own message.
     """
     if not chain or micros < 1 or lag_ns < 0:
         raise PartitaError(f"{len(chain)} stages, {micros} micro-batches and a lag of {lag_ns} ns are no pipeline")
@@ -212,8 +216,13 @@ def build(
         if kind == "B" and k + 1 < len(chain):
             yield Slot("B", k + 1, m)
 
+    def lag(before: Task, after: Task) -> int:
+        sender = chain[before.stage]
+        own = sender.forward_message_ns if before.kind == "F" else sender.backward_message_ns
+        return 0 if before.devices == after.devices else lag_ns + own
+
     edges = tuple(
-        Precedence(index[slot], i, 0 if tasks[index[slot]].devices == task.devices else lag_ns)
+        Precedence(index[slot], i, lag(tasks[index[slot]], task))
         for i, task in enumerate(tasks)
         for slot in waits(task)
     )

@@ -2,9 +2,9 @@
 
 `register_schedule` makes a schedule known by its name, to planners, plan files and the command line:
 
-    register_schedule(Schedule("eager", "eager 1F1B", eager))
+    register_schedule(Schedule("pairs", "1F1B in pairs", in_pairs))
 
-`eager(device, devices, micro_batches)` lists the slots of a device: ("forward" | "backward" | "weights", stage,
+`in_pairs(device, devices, micro_batches)` lists the slots of a device: ("forward" | "backward" | "weights", stage,
 micro-batch), with stage s on device s mod `devices`. How many micro-batches are in flight, and how many wait for the
 gradients of weights, is counted in that order.
 """
@@ -65,6 +65,11 @@ class Schedule:
     def priced_by_slots(self) -> bool:
         """True if a step is priced slot by slot, from the order."""
         return not (self.has_step_formula or self.double_buffered)
+
+    @property
+    def delays_messages(self) -> bool:
+        """True if overlapped messages are priced as delays between slots, not as a part of their sender's slots."""
+        return self.priced_by_slots and not self.virtual_stages
 
     def runs(self, devices: int, micro_batches: int) -> bool:
         """True if it can run this number of micro-batches."""
@@ -183,6 +188,8 @@ def _one_a_device(devices: int, micro_batches: int) -> bool:
 
 
 ONE_F_ONE_B = Schedule("1f1b", "1F1B", device_orders.one_f_one_b, has_step_formula=True, copied=True)
+EAGER = Schedule("eager-1f1b", "eager 1F1B", device_orders.eager_one_f_one_b, copied=True)
+"""Zhuang et al., On Optimizing the Communication of Model Parallelism, MLSys 2023."""
 GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, has_step_formula=True, copied=True)
 INTERLEAVED = Schedule(
     "interleaved", "interleaved 1F1B", device_orders.interleaved, virtual_stages=True, has_step_formula=True,
@@ -199,9 +206,9 @@ SOLVED = replace(ZERO_BUBBLE, name="solve", label="order found by the solver", l
 """ZB-H1 with any order in its memory: `solvers/schedule` looks for the best once the stages are planned."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")
-"""What `all` stands for: GPipe is never better than 1F1B, and 2BW is another way of training."""
+"""What `all` stands for: GPipe and eager 1F1B gain on 1F1B only by hiding messages, and 2BW is another way to train."""
 
-_REGISTRY = {s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED)}
+_REGISTRY = {s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER)}
 
 
 def register_schedule(schedule: Schedule) -> Schedule:

@@ -27,7 +27,8 @@ def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
 def messages(gradient: bool) -> int:
     """Buffers of a tensor that a stage receives or sends, besides what backward keeps.
 
-    Two messages may be in flight, and the gradient's. An inner stage has them on both sides, half of the former each.
+    Of what it sends one message each way is under way; what it receives is posted ahead of the slot that runs before
+    its use, and eager orders have two of these. Of programs that wait, two may be in flight.
     """
     return 2 + gradient
 

@@ -37,7 +37,7 @@ def kernel_cost(machine: Machine, dtype: str) -> KernelCost:
         entry = None if node.op in SOURCES else operator(node.op)
         if entry is None or not entry.passes:
             return 0.0
-        moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.passes
+        moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.moved(node)
         factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
         launch = device.launch_ns * entry.kernels(node, sources)
         return sum(passes_ns(entry.work(node, sources) / rate, moved / bandwidth, factor, launch))

@@ -14,6 +14,8 @@ from ...model.errors import PartitaError
 from ...model.graph.atoms import Atoms, atoms, dimensions
 from ...model.graph.buffer_updates import updated
 from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.random_numbers import from_counters
+from ...model.operators.operator import is_random
 from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
@@ -41,8 +43,8 @@ class Graph:
     """A captured graph whose operators a plan transforms, assigns and orders.
 
     `pcg` has the batch of a whole step. `forward` and `optimizer` are the current operators in topological order, parts
-    in place of what they replace. `prover` proves user-defined transformations. Raises PartitaError for buffers updated
-    by a step and for graphs with rewriting alternatives.
+    in place of what they replace. Masks of dropout are from counters. `prover` proves user-defined transformations.
+    Raises PartitaError for buffers updated by a step and for graphs with rewriting alternatives.
     """
 
     def __init__(self, pcg: PCG, prover: Prover | None = None) -> None:
@@ -55,6 +57,13 @@ class Graph:
             raise PartitaError(
                 "a graph with rewriting alternatives has no unique list of operators: pass the rewritten graph"
             )
+        dropping = next((node for node in pcg.nodes if node.op == "attention" and is_random(node)), None)
+        if dropping is not None:
+            raise PartitaError(
+                f"{dropping.name!r} is fused attention with dropout, whose masks only torch can draw: capture the "
+                'model with dropout="counters"'
+            )
+        pcg = from_counters(pcg)
         self.pcg = pcg
         self.module: TrainedModule | None = None  # the captured module, if known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)

@@ -161,7 +161,7 @@ class Prices:
             return self.kernel_ns(work, 2.0 * own)
         casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
         cast = self.stream_ns(casts * (ITEMSIZE[self.precision.master] + self._item(node)))
-        forward = self.kernel_ns(work, self._traffic(op) * entry.passes, entry.kernels(node, sources))
+        forward = self.kernel_ns(work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources))
         return forward + (cast if self.precision.mixed else 0)
 
     def _backward_ns(self, op: Op) -> int:
@@ -170,7 +170,7 @@ class Prices:
         if entry.view or not entry.passes or not half:
             return 0
         work = entry.work(node, sources) * share * backward_factor(node, sources, entry.matmul)
-        moved = 2 * self._traffic(op) * entry.passes
+        moved = 2 * self._traffic(op) * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self._item(node)
         total = self.kernel_ns(work * half, moved * half, entry.kernels(node, sources))

@@ -12,16 +12,17 @@ from typing import Any
 
 from ...model.graph.builder import Builder
 from ...model.graph.layout import Action
+from ...model.operators.operator import is_random
 from ..strategies.row import Row
 from .example_inputs import scaled_input
 from .registry import PROGRAMS, Message, Part, Situation, Special, Splits, register_strategy
 
 
 def _rows(at: Situation) -> Iterator[Row]:
-    """Not with a mask as input: every rank would need the columns of all keys."""
+    """Not with a mask as input: every rank would need the columns of all keys. Nor with dropout, which it lacks."""
     letters = tuple(at.split(operand, -2) for operand in range(3))
     y = at.split(-1, -2)
-    if len(at.sources) == 3 and y is not None and None not in letters:
+    if len(at.sources) == 3 and not is_random(at.node) and y is not None and None not in letters:
         yield Row(tuple(x for x in letters if x is not None), y, ("ring", 0), "ring")
 
 

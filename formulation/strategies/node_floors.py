@@ -65,7 +65,7 @@ def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Pre
     if looked_up:  # not the table, but what is looked up
         read[looked_up[0]] = looked_up[1]
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
-    work, moved = entry.work(node, sources) / count / flops, traffic * entry.passes / count / bandwidth
+    work, moved = entry.work(node, sources) / count / flops, traffic * entry.moved(node) / count / bandwidth
     launch = 0.0 if parallel else device.launch_ns * entry.kernels(node, sources)
     factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
     forward, backward = passes_ns(work, moved, factor, launch)

@@ -97,11 +97,8 @@ class OptionCosts:
         forward = time = np.zeros(len(self.output), dtype=np.int64)
         if entry.passes:
             traffic = self._traffic()
-            forward = time = roofline.ns(work, traffic * entry.passes, entry.kernels(node, self.sources))
+            forward = time = roofline.ns(work, traffic * entry.moved(node), entry.kernels(node, self.sources))
             time = time + self._backward_ns(work, traffic) if node.gradient else time
-        if entry.transfer:  # the value one way, its gradient the other
-            forward = self.at.transitions.transfer.ns_array(self._output_numel * self.item)
-            time = forward * (1 + node.gradient)
         dense = node.gradient and not node.get("sparse")
         if dense and self.looked_up and self.sources[self.looked_up[0]].gradient:
             table = self.looked_up[0]  # whose gradient is zeroed, then added to
@@ -111,7 +108,7 @@ class OptionCosts:
 
     def _backward_ns(self, work: Floats, traffic: Floats) -> Array:
         entry, node, roofline = self.entry, self.node, self.at.roofline
-        moved = 2 * traffic * entry.passes
+        moved = 2 * traffic * entry.moved(node)
         if entry.scratch is not None:
             moved = moved + 2 * entry.scratch(node, self.sources) * self.share * self.item
         back = work * backward_factor(node, self.sources, entry.matmul)

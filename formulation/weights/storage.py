@@ -180,27 +180,45 @@ def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:
     return size
 
 
+def reduce_ns(choice: Storage, mesh: Transitions, precision: Precision) -> Array:
+    """Time of adding up the gradient over the axes at B once a step, each rank's shard of it if states are sharded.
+
+    None if gradients are scattered, which is done in every micro-batch (`scatter_ns`).
+    """
+    return _exchanged_ns(choice, mesh, precision)[0]
+
+
 def per_step_ns(choice: Storage, mesh: Transitions, precision: Precision, roofline: Roofline, states: int) -> Array:
     """Time of synchronizing the gradient over the axes at B and of the update: once a step."""
-    gradient, parameter = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameters]
-    total = np.zeros(len(choice), dtype=np.int64)
-    for axes, here in _summed(choice):
-        total_of, part_of, whole_of = (
-            cheapest_programs(mesh.machine, mesh.placement, axes, kind, mesh.flat).at(BUCKET_BYTES)
-            for kind in ("all_reduce", "reduce_scatter", "all_gather")
-        )
-        for those, moved in (
-            (~choice.sharded, [(total_of, gradient)]),
-            (choice.sharded & ~choice.scattered, [(part_of, gradient), (whole_of, parameter)]),
-            (choice.scattered, [(whole_of, parameter)]),
-        ):
-            total[here & those] += _bucketed(moved, choice.numel[here & those])
+    total = sum(_exchanged_ns(choice, mesh, precision))
     total += roofline.memory_ns(np.float64(update_traffic(precision, states)) * choice.updated)
     if choice.offloaded.any():
         assert mesh.machine.device.host_bandwidth is not None
         visits = 2 * update_bytes(choice, precision, states) / mesh.machine.device.host_bandwidth * 1e9
         total += np.where(choice.offloaded, np.ceil(visits).astype(np.int64), 0)
     return total
+
+
+def _exchanged_ns(choice: Storage, mesh: Transitions, precision: Precision) -> tuple[Array, Array]:
+    """Time of reducing gradients, and of gathering the parameters that were updated in shards."""
+    gradient, parameter = ITEMSIZE[precision.gradients], ITEMSIZE[precision.parameters]
+    reduced, gathered = np.zeros((2, len(choice)), dtype=np.int64)
+    for axes, here in _summed(choice):
+        total_of, part_of, whole_of = (
+            cheapest_programs(mesh.machine, mesh.placement, axes, kind, mesh.flat).at(BUCKET_BYTES)
+            for kind in ("all_reduce", "reduce_scatter", "all_gather")
+        )
+        summed, sharded, scattered = (
+            here & ~choice.sharded,
+            here & choice.sharded & ~choice.scattered,
+            here & choice.scattered,
+        )
+        reduced[summed] += _bucketed([(total_of, gradient)], choice.numel[summed])
+        reduced[sharded] += _bucketed([(part_of, gradient)], choice.numel[sharded])
+        both = _bucketed([(part_of, gradient), (whole_of, parameter)], choice.numel[sharded])  # rounded up once
+        gathered[sharded] += both - _bucketed([(part_of, gradient)], choice.numel[sharded])
+        gathered[scattered] += _bucketed([(whole_of, parameter)], choice.numel[scattered])
+    return reduced, gathered
 
 
 def update_traffic(precision: Precision, states: int) -> int:

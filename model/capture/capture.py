@@ -21,7 +21,7 @@ from .exporting import export, runs_with
 from .finish import finished
 from .fixed_buffers import fixed_buffers
 from .gradients import check_hooks
-from .held_tensors import all_buffers
+from .held_tensors import all_buffers, carried
 from .inputs import BatchDim, Inputs
 from .literals import has_values, literal, written
 from .objective import Loss, Objective, TrainedModule, check_loss
@@ -39,6 +39,7 @@ def capture(
     statistics: str = "batch",
     loss: Loss = None,
     batch_dim: BatchDim = None,
+    dropout: str = "torch",
 ) -> PCG:
     """The graph of `module` at micro-batches of `batch` samples (default: as many as the examples have, at least 2).
 
@@ -49,9 +50,11 @@ def capture(
     floating scalar that the module returns, or of several the one named `loss`. `loss` says which it is otherwise: a
     function of the output, or "projection", which projects each floating tensor of the output on fixed noise and takes
     the sum, to check a module that has no loss (`objective`). `statistics`: what batch norms in training normalize over
-    (their batch counter is left out). Raises PartitaError that names the operator, the module and the line of what has
-    no translation; with `allow_unknown` a pure operator without one is opaque: it is split along the dims in which it
-    is found to be independent, by running it on small tensors, and whole along the others.
+    (their batch counter is left out). `dropout`: what draws its masks, `torch` or `counters`; from counters, attention
+    with dropout is written out, since no fused kernel takes a mask. Raises PartitaError that names the operator, the
+    module and the line of what has no translation; with `allow_unknown` a pure operator without one is opaque: it is
+    split along the dims in which it is found to be independent, by running it on small tensors, and whole along the
+    others.
     """
     if not isinstance(module, nn.Module):
         raise PartitaError(f"capture needs a torch.nn.Module, not {type(module).__name__}")
@@ -69,7 +72,7 @@ def capture(
     model, layers = TrainedModule(module, inputs, loss), equal_layers(module)
 
     def graph(layers: Mapping[str, int], found: Inputs = found) -> PCG:
-        return _captured(model, found, samples, layers, allow_unknown, statistics)
+        return _captured(model, found, samples, layers, allow_unknown, statistics, dropout=dropout)
 
     def runs(found: Inputs, batch: int) -> bool:
         return runs_with(model, layers, found, batch)
@@ -95,18 +98,22 @@ def _captured(
     layers: Mapping[str, int],
     allow_unknown: bool,
     statistics: str,
+    *,
+    dropout: str = "torch",
 ) -> PCG:
     """The graph, with equal `layers` translated from one trace; raises PartitaError also where that is impossible."""
     module, functions = model.module, CustomFunctions()
     program, found = export(model, inputs, batch, layers, functions)
     builder = Builder(batch)
     unknown = opaque_call if allow_unknown else None
-    translation = (Repeating if layers else Translation)({**TABLE, **functions.rules}, builder, unknown, statistics)
+    rules = {**TABLE, **functions.rules}
+    translation = (Repeating if layers else Translation)(rules, builder, unknown, statistics, dropout)
     changes = BufferChanges(program.graph, program.graph_signature.input_specs, translation)
     if layers and changes.changed:
         raise PartitaError("buffers that change are known only if all layers are traced")
-    written = {(spec.target or "").removeprefix("module.") for _, spec in changes.changed}
-    fixed = {name: x for name, x in fixed_buffers(module, valued=True).items() if name not in written}
+    changed = {(spec.target or "").removeprefix("module.") for _, spec in changes.changed}
+    fixed = {name: x for name, x in fixed_buffers(module).items() if name not in changed and has_values(x)}
+    fixed = {name: x for name, x in fixed.items() if bool(x.isfinite().all())}
     given = _sources(program, builder, module, inputs, fixed)
     sources = [changes.read(*pair) for pair in zip(program.graph.find_nodes(op="placeholder"), given, strict=True)]
     known = _known_buffers(builder, module).items()
@@ -134,7 +141,7 @@ def _sources(
     tensors = {name.removeprefix("module."): t for name, t in (*program.state_dict.items(), *program.constants.items())}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers, registered = all_buffers(module), dict(module.named_buffers(remove_duplicate=False))
-    first, carried = _first_names(module), _carried(module)
+    first, persistent = _first_names(module), _persistent(module)
     made: dict[str, int] = {}
     order = iter(zip(inputs.names, inputs.shapes(builder.batch), inputs.tensors, inputs.batch_dims, strict=True))
     nodes: list[Index] = []
@@ -163,7 +170,7 @@ def _sources(
                 made[name] = builder.parameter(name, weight.shape, dtype, weight.requires_grad)
             else:
                 path = name.rpartition(".")[0]
-                known = {} if name in carried else {"persistent": False}
+                known = {} if name in persistent else {"persistent": False}
                 made[name] = builder.add("buffer", shape=weight.shape, name=name, dtype=dtype, path=path, **known)
         nodes.append(Index(made[name]))
     return nodes
@@ -194,10 +201,10 @@ def _known_buffers(builder: Builder, module: nn.Module) -> dict[int, torch.Tenso
     return {i: value for i, value in found.items() if value.device.type == "cpu" and has_values(value)}
 
 
-def _carried(module: nn.Module) -> set[str]:
+def _persistent(module: nn.Module) -> set[str]:
     """The first names of the parameters and buffers that a checkpoint of the module carries."""
-    names, state = _first_names(module), module.state_dict(keep_vars=True)
-    return {names[id(tensor)] for name, tensor in _state(module) if name in state}
+    known = carried(module)
+    return {name for identity, name in _first_names(module).items() if identity in known}
 
 
 def _loaded_buffers(builder: Builder) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""The tensors of a module that a graph may hold as buffers."""
+"""The tensors of a module that a graph may hold as buffers, and which of its tensors a checkpoint has."""
 
 from torch import Tensor, nn
 
@@ -6,10 +6,10 @@ from .literals import MAX_CONSTANT
 
 
 def all_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a module under all their names, and its plain attributes that are tensors, behind them.
+    """The buffers of a module under all their names, followed by its plain tensor attributes.
 
-    A graph takes such an attribute as a buffer that no checkpoint carries, unless it can be written as numbers. Small
-    ones are left out, those on meta, those with a gradient, and those that are parameters or buffers as well.
+    A graph takes such an attribute as a buffer that no checkpoint carries, unless it can be written as numbers. Left
+    out are attributes that are small, on meta, require a gradient, or are parameters or buffers as well.
     """
     found = dict(module.named_buffers(remove_duplicate=False))
     own = {id(x) for x in (*module.parameters(), *found.values())}
@@ -19,3 +19,8 @@ def all_buffers(module: nn.Module) -> dict[str, Tensor]:
             if plain and value.numel() > MAX_CONSTANT:
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
+
+
+def carried(module: nn.Module) -> set[int]:
+    """The identities of the tensors that a checkpoint of the module has."""
+    return {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}

@@ -92,7 +92,7 @@ def _operands(test: ast.expr, passes: bool) -> Iterator[bool]:
 
 
 def _caught(block: ast.Try) -> Iterator[ast.AST]:
-    """What is within a block whose errors are handled: the handler, not the check, says what is computed."""
+    """The nodes inside a `try` with handlers, where a failed check does not end forward."""
     return (node for statement in block.body for node in ast.walk(statement) if block.handlers)
 
 

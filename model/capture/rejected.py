@@ -1,4 +1,4 @@
-"""Which elements of truncated normals are drawn again: planning draws them, some at a time, to know how often."""
+"""Rejection sampling of truncated normals: planning replays the draws in chunks to count the rounds."""
 
 from dataclasses import replace
 from itertools import pairwise

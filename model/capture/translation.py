@@ -14,6 +14,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from ..errors import PartitaError
 from ..graph.builder import Builder
 from ..operators.operator import capturing
+from ..options import check_choice
+from ..training import DROPOUT
 from .building import REMEDY, Complex, Index, Value, broadcast, dtype_name, present
 from .complex_numbers import by_rule, is_complex, numbers_as_pairs
 from .decompositions import Decompositions
@@ -45,12 +47,19 @@ class Translation(InPlace):
     """Translates fx nodes one by one into `builder`; `values` holds their translations."""
 
     def __init__(
-        self, table: dict[str, Rule], builder: Builder, unknown: "Fallback | None" = None, statistics: str = "batch"
+        self,
+        table: dict[str, Rule],
+        builder: Builder,
+        unknown: "Fallback | None" = None,
+        statistics: str = "batch",
+        dropout: str = "torch",
     ) -> None:
         super().__init__(builder)
+        check_choice("dropout", dropout, DROPOUT)
         self.table = table
         self.unknown = unknown  # translates calls that have no rule; None: they are refused
         self.statistics = statistics  # what batch norms normalize over
+        self.dropout = dropout  # what draws its masks
         self.sites = 0  # dropout calls so far
         self.norms = 0  # batch norms in training so far
         self._shared: dict[fx.Node, Any] = {}  # what regions are given

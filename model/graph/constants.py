@@ -1,6 +1,6 @@
 """What depends on no input, weight or buffer: computed once, when the program's module is built, whole on every rank.
 
-Equal and consecutive numbers, which are no work, and views, which are no memory, are made where they are read.
+Fills, ranges and views cost next to nothing and are made again where they are read.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ELEMENTWISE = frozenset([
     "add", "sub", "mul", "div", "maximum", "minimum", "relate", "compare", "where", "shift", "scale", "neg", "to",
     "logical_not", "unary", "binary", "detach",
 ])  # fmt: skip
-"""Operators of which an entry follows from those of the operands, broadcast, in its place."""
+"""Elementwise operators, which broadcast their operands."""
 
 
 def built_once(pcg: PCG) -> frozenset[int]:
@@ -56,7 +56,7 @@ def _made(nodes: Sequence[Node]) -> tuple[set[int], set[int], set[int]]:
 
 
 def shared(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, with each constant that equals an earlier one read there: equal layers then have one mask."""
+    """Merge equal constants, so that equal layers read one mask; the nodes, of which duplicates are read no more."""
     made, views, plain = _made(nodes)
     known = made | views | plain
     first: dict[object, int] = {}
@@ -71,9 +71,9 @@ def shared(nodes: Sequence[Node]) -> list[Node]:
 
 
 def expanded_last(nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
-    """The nodes, with constants computed before they are expanded, and the new number of each.
+    """Expand constants after computing them, so that a mask that all samples share is held once.
 
-    A mask that is the same for all samples is then held once.
+    Returns the nodes, and for each old one its new number.
     """
     import numpy as np  # not where only help is printed
 

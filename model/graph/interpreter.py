@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import PartitaError
-from ..operators.operator import operator
+from ..operators.attention import written_out
+from ..operators.operator import is_random, operator
 from .dtypes import FLOATS
 from .pcg import PCG, SOURCES, Node
 
@@ -99,10 +100,11 @@ class Numbers:
 
 
 def _value(node: Node, given: Sequence[Tensor], numbers: Numbers) -> Tensor:
+    if node.op == "attention" and is_random(node):
+        shape = (*given[0].shape[:-1], given[1].shape[-2])
+        return written_out(node, given, _mask(node, shape, numbers))
     if node.op == "dropout" or (node.op == "random" and node["kind"] == "bernoulli"):
-        if numbers.mask is None:
-            raise ValueError(f"{node.name!r} has p = {node['p']}, but no mask was given")
-        mask = numbers.mask(node["site"], node.shape, node["p"])
+        mask = _mask(node, node.shape, numbers)
         return given[0] * mask if node.op == "dropout" else (mask != 0).to(given[0].dtype)
     if node.op == "random":
         if numbers.draw is None:
@@ -111,6 +113,12 @@ def _value(node: Node, given: Sequence[Tensor], numbers: Numbers) -> Tensor:
     if node.op == "projection":
         return (given[0] * numbers.noise(node["site"], tuple(given[0].shape)).to(given[0].dtype)).sum()
     return computed(node, given)
+
+
+def _mask(node: Node, shape: tuple[int, ...], numbers: Numbers) -> Tensor:
+    if numbers.mask is None:
+        raise ValueError(f"{node.name!r} has p = {node['p']}, but no mask was given")
+    return numbers.mask(node["site"], shape, node["p"])
 
 
 def computed(node: Node, given: Sequence[Tensor]) -> Tensor:

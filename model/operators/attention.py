@@ -1,4 +1,7 @@
-"""Scaled dot-product attention, fused: the scores never reach memory."""
+"""Scaled dot-product attention, fused: the scores never reach memory.
+
+With dropout (the attributes `p` and `site`) the shares of the keys are dropped; see `dropout` in `elementwise.py`.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,20 @@ def _work(node: Node, inputs: tuple[Node, ...]) -> int:
     return 2 * pairs * (q.shape[-1] + v.shape[-1]) // (2 if node["causal"] else 1)
 
 
-def attend(node: Node, names: Sequence[str], mask: str | None, causal: bool) -> str:
-    """PyTorch's call; with `grouped`, groups of query heads share keys and values."""
-    options = [
+def options(node: Node, mask: str | None, causal: bool) -> str:
+    """Keywords of PyTorch's call, each after a comma; with `grouped`, groups of query heads share keys and values."""
+    given = [
         f", attn_mask={mask}" if mask else "",
         ", is_causal=True" if causal else "",
         f", scale={node['scale']!r}" if node["scale"] is not None else "",
         ", enable_gqa=True" if node.get("grouped") else "",
     ]
-    return f"F.scaled_dot_product_attention({', '.join(names[:3])}{''.join(options)})"
+    return "".join(given)
 
 
 def _emit(node: Node, names: Sequence[str]) -> str:
-    return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
+    given = options(node, names[3] if len(names) > 3 else None, node["causal"])
+    return f"F.scaled_dot_product_attention({', '.join(names[:3])}{given})"
 
 
 def _notation(node: Node, inputs: tuple[Node, ...]) -> str:
@@ -76,8 +80,11 @@ def _split(node: Node, inputs: tuple[Node, ...], index: str, part: float) -> tup
     return 1.0, 0
 
 
-def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """Softmax of the scaled, masked scores, times the values; written out."""
+def written_out(node: Node, x: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Softmax of the scaled, masked scores, times the `mask` of dropout, times the values.
+
+    Queries that see no key have shares of 0, as in PyTorch.
+    """
     import torch
 
     q, k, v = x[:3]
@@ -89,7 +96,9 @@ def _reference(node: Node, x: Sequence[Tensor]) -> Tensor:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     if len(x) > 3:
         scores = scores.masked_fill(~x[3], -torch.inf) if x[3].dtype == torch.bool else scores + x[3]
-    result: Tensor = scores.softmax(-1) @ v
+    blind = scores.isneginf().all(-1, keepdim=True)
+    shares = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
+    result: Tensor = (shares if mask is None else shares * mask) @ v
     return result
 
 
@@ -144,7 +153,8 @@ OPERATORS = (
         scratch=_scores,
         split=_split,
         matmul=True,
-        reference=_reference,
+        random="p",
+        reference=written_out,
         algebra=Algebra(_attention_shards),
     ),
 )

@@ -243,11 +243,13 @@ OPERATORS = (
         saved=("c",),
         algebra=Algebra(real=lambda _, c, a, b: np.asarray(np.where(c != 0, a, b))),
     ),
-    # The mask is a function of the global element index, drawn from counters by the program: the same on all ranks,
-    # so linear. Drawing it, in 32-bit lanes, is most of the work. Bytes per element: its number 8 (written), as int32
-    # 12, twice a mix of 100 and a key of 8, its upper half 40, comparison 5, copy 2: 283. Applying it takes 9, and 9
-    # backward, in 16 bits: 301 in all, where one pass forward and two backward count as 3 times 4 bytes. In 32 bits
-    # half of that would do.
+    # Ranks with the same part have the same mask, so it is linear. Torch's own, in one kernel, reads and writes an
+    # element and writes a byte of mask, 9 bytes in 32 bits, and as many backward; on a CPU the mask is a float, which
+    # three kernels draw, scale and apply: 36 bytes in all, where one pass forward and two backward count as 24.
+    # From counters, the mask is a function of the global element index. Drawing it, in 32-bit lanes, is most of the
+    # work. Bytes per element: its number 8 (written), as int32 12, twice a mix of 100 and a key of 8, its upper half
+    # 40, comparison 5, copy 2: 283. Applying it takes 9, and 9 backward, in 16 bits: 301 in all, where one pass
+    # forward and two backward count as 3 times 4 bytes. In 32 bits half of that would do.
     Operator(
         "dropout",
         ("x",),
@@ -255,7 +257,8 @@ OPERATORS = (
         "dropout({x}, {p})",
         saved=("mask",),
         passes=25,
-        counted=True,
+        native_passes=1.5,
+        random="p",
         algebra=Algebra(unprovable="draws random numbers"),
     ),
     # Numbers for the elements of `x`, of which only the dtype matters: numbers that are compared are of float64, not
@@ -266,7 +269,7 @@ OPERATORS = (
         _OPAQUE,
         "{kind}({x})",
         passes=40,
-        counted=True,
+        random="kind",
         algebra=Algebra(unprovable="draws random numbers"),
     ),
 )

@@ -37,7 +37,9 @@ class Operator:
     PyTorch source with operand names and attributes in braces, or a function that returns it. `creates`: a constant
     made from the attributes alone, whole on every rank. `passes`: bytes moved relative to reading the inputs and
     writing the output once (0: a view of memory). `scratch`: further elements that the backward writes and reads.
-    `counted`: random numbers, functions of seed, step, element and the attribute `site`, which counts the calls.
+    `random` names the attribute that only nodes which draw random numbers have; their attribute `site` counts the
+    calls. The numbers are functions of seed, step, site and element, or of nodes with the attribute `native` torch's
+    own, which takes `native_passes`.
     `launches`: kernels one after another, forward and again backward, where they are more than one.
     `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
     having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
@@ -59,8 +61,9 @@ class Operator:
     scratch: Callable[[Node, tuple[Node, ...]], int] | None = None
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
     passes: float = 1.0
+    native_passes: float | None = None
     masked: bool = False
-    counted: bool = False
+    random: str = ""
     view: bool = False
     creates: bool = False
     launches: Callable[[Node, tuple[Node, ...]], int] | None = None
@@ -107,6 +110,11 @@ class Operator:
         text = self.notation if isinstance(self.notation, str) else self.notation(node, inputs)
         shapes = {name: source.shape for name, source in zip(self.named(node), inputs, strict=True)}
         return instantiate(text, shapes, node.shape)
+
+    def moved(self, node: Node) -> float:
+        """`passes` of a node: bytes that it moves relative to reading its inputs and writing its output once."""
+        native = self.native_passes if node.get("native") else None
+        return self.passes if native is None else native
 
     def kernels(self, node: Node, inputs: tuple[Node, ...]) -> int:
         """Kernels that run one after another, in forward and again in backward."""
@@ -171,7 +179,13 @@ def find_operator(name: str) -> Operator | None:
 
 def is_random(node: Node) -> bool:
     """True if a node draws random numbers at a call site that is counted."""
-    return node.op not in SOURCES and operator(node.op).counted
+    name = "" if node.op in SOURCES else operator(node.op).random
+    return bool(name) and node.get(name) is not None
+
+
+def is_native(node: Node) -> bool:
+    """True if torch's own generator draws a node's random numbers."""
+    return is_random(node) and bool(node.get("native"))
 
 
 def along(node: Node, dims: Sequence[int], function: str) -> str:

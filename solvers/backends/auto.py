@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 
 from ...formulation.network.network import Network
-from ..decomposition.counted import count_within
+from ..decomposition.counted import count_within, is_small
 from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import search_within, sweep
 from ..elimination.order import TooWideError, compile_network
-from ..elimination.transient_memory import has_extras, solve_transient, without_extras
+from ..elimination.transient_memory import has_maxima, plainest, solve_maxima
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from ..wide.portfolio import solve_flat, try_programs
 from ..wide.solve_reduced import reducible
@@ -34,8 +34,7 @@ class Auto:
         with suppress(TooWideError):
             if compile_network(network).exact:
                 return True
-        plain = without_extras(network) if has_extras(network) else network
-        return reducible(plain)
+        return reducible(plainest(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
@@ -44,10 +43,11 @@ class Auto:
 
     def _solve(self, search: Search) -> Solution:
         network = search.network
-        if has_extras(network):
-            answer = solve_transient(search, self.solve)
+        if has_maxima(network):
+            answer = solve_maxima(search, self.solve)
             unfinished = not (search.done or search.limits.quick or answer.status is Status.INFEASIBLE)
-            return solve_whole(search) if unfinished and CpSatPlain().accepts(network) else answer
+            fits = is_small(network) if network.windows else CpSatPlain().accepts(network)
+            return solve_whole(search) if unfinished and fits else answer
         try:
             circuit = compile_network(network)
         except TooWideError:

@@ -12,7 +12,7 @@ from ...formulation.network.network import Network
 from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import sweep
 from ..elimination.order import TooWideError, compile_network
-from ..elimination.transient_memory import has_extras, solve_transient
+from ..elimination.transient_memory import has_maxima, solve_maxima
 from ..protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
 from ..wide.solve_reduced import as_solver, reducible, solve_instead, solve_reduced, unflattened
 from ..wide.substitution import Reduced
@@ -29,13 +29,15 @@ class Elimination:
             circuit = compile_network(network)
         except TooWideError:
             return False
-        return circuit.exact or (not network.chains and not network.switches and reducible(network))
+        if circuit.exact:
+            return True
+        return not (network.chains or network.switches or network.windows) and reducible(network)
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound if the time or the label limit ends the search."""
         search = Search(network, limits, self.name)
-        if has_extras(network):
-            return search.run(lambda: solve_transient(search, self.solve))
+        if has_maxima(network):
+            return search.run(lambda: solve_maxima(search, self.solve))
         if network.chains or network.switches:  # eliminating equal copies once saves more than reduction
             return search.run(lambda: self._whole(search))
         return search.run(lambda: solve_reduced(search, self._smaller))

@@ -14,7 +14,7 @@ import numpy as np
 from ...formulation.network.network import Network, Table
 from ..protocol import Solver
 
-_AS_NUMBERS = ("variables", "edges", "switches")  # encoded as arrays of numbers, as they are many
+_AS_NUMBERS = ("variables", "edges", "switches", "windows")  # encoded as arrays of numbers, as they are many
 
 
 def digest(network: Network) -> bytes:
@@ -29,9 +29,17 @@ def digest(network: Network) -> bytes:
         for part in (switch.variables, switch.edges):
             for key in sorted(part):
                 switches.extend((key, *map(number, part[key])))
+    windows = array("q")
+    for window in network.windows:
+        windows.extend((len(window.variables), len(window.edges)))
+        for streams in (window.variables, window.edges):
+            for key in sorted(streams):
+                windows.extend((key, number(streams[key])))
     rest = {f.name: getattr(network, f.name) for f in fields(network) if f.name not in _AS_NUMBERS}
     text = repr(tables.plain(rest)).encode()
-    return digest_of(*(numbers.tobytes() for numbers in (variables, edges, switches)), text, bytes(tables.contents))
+    return digest_of(
+        *(numbers.tobytes() for numbers in (variables, edges, switches, windows)), text, bytes(tables.contents)
+    )
 
 
 class _Tables:

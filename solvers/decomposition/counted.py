@@ -12,6 +12,7 @@
          (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
          (7) cycles that (6) allows besides the path b_0 → b_L are cut off as they appear
          (8) Σ e[f,k] y[f,k] ≤ τ, the transient memory, added to (4) for r = 0     ∀ switches, its tables f
+         (9) Σ s[v,i,k] x[v,i] + Σ s[e,p,q,k] y[e,p,q] ≤ T_w, added to the cost     ∀ windows w, streams k
 
 Options of u with equal rows in e are one class, as are those of v with equal columns; forbidden y do not exist.
 Tables that a switch decides have its mode as one more index of y.
@@ -29,9 +30,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ...formulation.network.network import Network
 from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor
-from ..elimination.kernels import Ints
+from ..elimination.kernels import Floats, Ints
 from ..elimination.labels import LabelBounds, Listing, enumerate_labels
 from ..elimination.memory_price import Price
 from ..elimination.order import restrict
@@ -39,6 +41,7 @@ from ..elimination.tables import Tables
 from ..protocol import Proof, Search
 
 _COLUMNS = 1 << 15  # labels per chain in a program
+_FEW_ENTRIES = 1 << 12  # of the tables of a whole network with windows
 
 Terms: TypeAlias = list[tuple[int, int]]
 """Amounts and the columns that they multiply."""
@@ -46,6 +49,11 @@ Value: TypeAlias = Callable[[int], int]
 """The number of a column in a solution."""
 Decode: TypeAlias = Callable[[Value], tuple[int, ...] | None]
 """The assignment that a solution stands for; None for one with a cycle besides the path (7)."""
+
+
+def is_small(network: Network) -> bool:
+    """True for a network with windows that a backend may solve as one program; larger ones seldom end."""
+    return sum(term.cost.size for term in network.terms()) <= _FEW_ENTRIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +138,7 @@ def build(
     for v, n in sorted(size.items()):
         program.x[v] = [program.column() for _ in range(n)]
         program.equal([(1, b) for b in program.x[v]], 1)  # (1)
-    sums = _Sums(program, [[] for _ in capacities], defaultdict(list))
+    sums = _Sums(program, [[] for _ in capacities], defaultdict(list), defaultdict(list))
     for f in factors:
         if len(f.scope) == 1:
             _unary(program, f, program.x[f.scope[0]], sums)
@@ -154,6 +162,12 @@ def build(
         sums.loads[0].append((1, transient))
         for load in sums.extras.values():
             program.at_most([*load, (-1, transient)], 0)  # (8)
+    for window in sorted({w for w, _ in sums.streams}):
+        own = [load for (w, _), load in sums.streams.items() if w == window]
+        longest = program.column(max(sum(ns for ns, _ in load) for load in own))
+        program.cost[longest] = 1
+        for load in own:
+            program.at_most([*load, (-1, longest)], 0)  # (9)
     for load, capacity in zip(sums.loads, capacities, strict=True):
         program.at_most(load, capacity)  # (4)
     return program
@@ -161,11 +175,12 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Terms (amount, column) of each capacity, and of each switch's transient use."""
+    """Terms (amount, column) of each capacity, each switch's transient use, and each window's streams."""
 
     program: CountedProgram
     loads: list[Terms]
     extras: dict[int, Terms]
+    streams: dict[tuple[int, int], Terms]
 
     def add(self, b: int, time: int, uses: Iterable[int], rows: Iterable[tuple[int, int]] | None = None) -> None:
         """Add the cost of column `b` and its use of every capacity, or of the half-open ranges `rows` of them."""
@@ -176,14 +191,29 @@ class _Sums:
                 for r in range(first, last):
                     self.loads[r].append((amount, b))
 
+    def run(self, b: int, windows: Sequence[tuple[int, int]], streams: Iterable[int]) -> None:
+        """Add what column `b` adds to each of these windows' streams."""
+        for place, ns in zip(windows, streams, strict=True):
+            if ns:
+                self.streams[place].append((int(ns), b))
+
+
+def _streams(f: Factor) -> tuple[list[tuple[int, int]], Floats]:
+    """The windows and streams [S] of a factor, with what it adds to them [..., S]."""
+    places = [(w, k) for w, table in f.streams for k in range(len(table))]
+    tables = [stream for _, table in f.streams for stream in table]
+    return places, np.stack(tables, axis=-1) if tables else np.zeros((*f.time.shape, 0))
+
 
 def _unary(program: CountedProgram, f: Factor, x: list[int], sums: _Sums) -> None:
     rows = None if f.rows is None else f.rows.tolist()
-    for b, time, uses in zip(x, f.time.tolist(), _uses(f).tolist(), strict=True):
+    windows, streams = _streams(f)
+    for b, time, uses, ns in zip(x, f.time.tolist(), _uses(f).tolist(), streams.tolist(), strict=True):
         if time == np.inf:
             program.upper[b] = 0
         else:
             sums.add(b, int(time), uses, rows)
+            sums.run(b, windows, ns)
 
 
 def _uses(f: Factor) -> Ints:
@@ -194,18 +224,20 @@ def _uses(f: Factor) -> Ints:
 def _joint(program: CountedProgram, f: Factor, x: Sequence[list[int]], sums: _Sums) -> None:
     """Add a table over several variables; options of equal slices are one class."""
     extra = np.zeros(f.time.shape) if f.extra is None else f.extra
-    table = np.concatenate([f.time[..., None], extra[..., None], _uses(f)], axis=-1)
+    windows, streams = _streams(f)
+    table = np.concatenate([f.time[..., None], extra[..., None], streams, _uses(f)], axis=-1)
     classes = []
     for axis in range(len(f.scope)):
         table, of = np.unique(table, axis=axis, return_inverse=True)
         classes.append(of.ravel())
     joined: list[list[Terms]] = [[[] for _ in range(n)] for n in table.shape[:-1]]
     allowed = np.nonzero(table[..., 0] < np.inf)
-    for key, (time, transient, *uses) in zip(
+    for key, (time, transient, *rest) in zip(
         zip(*(k.tolist() for k in allowed), strict=True), table[allowed].astype(np.int64).tolist(), strict=True
     ):
         y = program.column()
-        sums.add(y, time, uses)
+        sums.add(y, time, rest[len(windows) :])
+        sums.run(y, windows, rest[: len(windows)])
         if transient:
             sums.extras[f.scope[0]].append((transient, y))
         for axis, c in enumerate(key):

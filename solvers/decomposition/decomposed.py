@@ -18,13 +18,14 @@ from functools import partial
 
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.circuit import Circuit
+from ..elimination.factors import dense, network_factors, reachable
 from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import Price, search_within, sweep
 from ..elimination.order import TooWideError, compile_network
-from ..elimination.transient_memory import has_extras, solve_transient, without_extras
+from ..elimination.transient_memory import has_extras, has_maxima, plainest, solve_maxima, without_extras
 from ..protocol import INTERRUPTED, NO_LIMITS, PRICED, STOPPED, Limits, OutOfTimeError, Proof, Search, Solution, Status
 from ..wide.solve_reduced import reducible
-from .counted import count_within
+from .counted import Value, build, count_within, is_small
 from .narrowing import narrowed
 from .part_solver import PartSolver
 from .parts import Problem, priced, problems
@@ -50,25 +51,27 @@ class Decomposed:
                 return True
         except TooWideError:
             pass
-        return not has_extras(network) and reducible(network)
+        return not has_extras(network) and reducible(plainest(network))
 
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
-        return search.run(lambda: self._transient(search) if has_extras(network) else self._solve(search))
+        return search.run(lambda: self._maxima(search) if has_maxima(network) else self._solve(search))
 
     def whole(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """As `solve`, by the backend alone, without prices and parts: what these are compared with."""
         search = Search(network, limits, self.name)
         return search.run(lambda: self.part_solver.whole(search))
 
-    def _transient(self, search: Search) -> Solution:
-        """Solve a network with transient memory; the part of it that the bound needs is proved by the backend."""
+    def _maxima(self, search: Search) -> Solution:
+        """Solve a network with windows or transient memory; what its bound needs is proved by the backend."""
         inner = Search(search.network, replace(search.limits, seconds=search.left), self.name)
-        answer = inner.run(lambda: solve_transient(inner, self.solve))
+        answer = inner.run(lambda: solve_maxima(inner, self.solve))
         if answer.assignment is not None:
             search.offer(answer.assignment)
         search.prices = answer.prices
+        if search.network.windows:
+            return self._with_windows(search, inner, answer)
         by_prices = answer.words == "proved by prices" and answer.bound == self._to_prove(search)
         if not by_prices or search.limits.quick:
             search.raise_bound(answer.bound - by_prices)
@@ -81,6 +84,32 @@ class Decomposed:
             return search.finish(answer.words)
         self.prove(search, plain, (0.0,) * len(plain.capacities))
         return search.finish(self._words(search))
+
+    def _with_windows(self, search: Search, inner: Search, answer: Solution) -> Solution:
+        """The answer of prices and lists; a small network that they leave open is for the backend as a whole."""
+        infeasible = answer.status is Status.INFEASIBLE
+        search.proof = inner.proof or Proof(self.name)
+        if not infeasible:
+            search.raise_bound(answer.bound)
+        if is_small(search.network) and not (
+            infeasible or search.done or search.limits.quick or answer.words == INTERRUPTED
+        ):
+            return self._counted(search)
+        return search.finish(answer.words, infeasible=infeasible)
+
+    def _counted(self, search: Search) -> Solution:
+        """Solve the network by the backend as one program, of which windows are rows."""
+        size = {v: len(variable.cost) for v, variable in enumerate(search.network.variables)}
+        program = build(network_factors(dense(search.network)), size, reachable(search.network).capacities)
+
+        def decode(value: Value) -> tuple[int, ...]:
+            return tuple(pick for _, pick in sorted(program.read(value)[0].items()))
+
+        if not self.part_solver.count(program, search, decode, INFINITE):
+            return search.finish(STOPPED if search.left <= 0 else "too large for one program")
+        infeasible = search.objective is None and search.limits.cutoff is None
+        search.raise_bound(search.ceiling)
+        return search.finish(f"proved by {self.part_solver.title}", infeasible=infeasible)
 
     def _solve(self, search: Search) -> Solution:
         try:

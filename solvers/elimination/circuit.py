@@ -99,14 +99,34 @@ class Circuit:
 
     @cached_property
     def max_cost(self) -> int:
-        """The sum of the largest permitted costs: no feasible assignment costs more."""
-        return self.network.constant + self._sum(self._times, lambda t: t[t < np.inf].max(initial=-INFINITE))
+        """The sum of the largest permitted costs and streams: no feasible assignment costs more."""
+        largest = self._sum(self._times, lambda t: t[t < np.inf].max(initial=-INFINITE))
+        return self.network.constant + largest + self._largest_streams
+
+    @cached_property
+    def _largest_streams(self) -> int:
+        """The sum of the largest entries of all streams."""
+        tables = [(w, table) for f in self.factors for w, table in f.streams]
+        largest = each([table for _, table in tables], lambda table: table.max(initial=0))
+        return sum(int(most) * self.repeats[w] for (w, _), most in zip(tables, largest, strict=True))
+
+    @cached_property
+    def repeats(self) -> dict[int, int]:
+        """How many windows each window stands for: as many as its chain has copies."""
+        found = {w: 1 for f in self.factors for w, _ in f.streams}
+        for chain, one in zip(self.network.chains, self.copies, strict=True):
+            inside = (slot for slot in self.below([one]) if slot < len(self.factors))
+            found |= {w: len(chain) for slot in inside for w, _ in self.factors[slot].streams}
+        return found
 
     @cached_property
     def exact(self) -> bool:
         """As `exact_in_floats`, computed from one copy of each chain."""
         cost = self._sum(self._times, lambda t: np.abs(t[t < np.inf]).max(initial=0))
-        return max(cost, self.max_use, abs(self.network.constant), *self.network.capacities) < 1 << 52
+        return (
+            max(cost + self._largest_streams, self.max_use, abs(self.network.constant), *self.network.capacities)
+            < 1 << 52
+        )
 
     @cached_property
     def max_use(self) -> float:
@@ -154,20 +174,10 @@ class Circuit:
         return self.assemble(start, lambda slot, values: self._best(slots, slot, values))
 
     def totals(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
-        """Cost (without the constant) and use of the assignment of `decode`, in O(log L).
-
-        Equal entries are counted, from the root down to the factors, instead of visited.
-        """
+        """Cost (without the constant) and use of the assignment of `decode`, in O(log L)."""
         cost, use = 0, [0] * len(self.network.capacities)
-        many: list[dict[tuple[int, ...], int]] = [{} for _ in range(len(slots))]
-        many[self.root][()] = 1
         cache: dict[object, tuple[int, list[int]]] = {}
-        for slot in range(self.root, len(self.factors) - 1, -1):
-            for values, n in many[slot].items():
-                states = self._best(slots, slot, values)[1]
-                for (child, _), state in zip(self.bucket(slot).inputs, states, strict=True):
-                    many[child][state] = many[child].get(state, 0) + n
-        for leaf, entries in zip(self.leaves, many, strict=False):
+        for leaf, entries in zip(self.leaves, self.counts(slots), strict=True):
             for values, n in entries.items():
                 key = id(leaf.time), id(leaf.use), values
                 if key not in cache:
@@ -177,6 +187,20 @@ class Circuit:
                 for r, u in enumerate(cache[key][1]):
                     use[r] += n * u
         return cost, tuple(use)
+
+    def counts(self, slots: Tables) -> list[dict[tuple[int, ...], int]]:
+        """How often the assignment of `decode` takes each entry of every leaf.
+
+        Equal entries are counted, from the root down to the leaves, instead of visited.
+        """
+        many: list[dict[tuple[int, ...], int]] = [{} for _ in range(len(slots))]
+        many[self.root][()] = 1
+        for slot in range(self.root, len(self.factors) - 1, -1):
+            for values, n in many[slot].items():
+                states = self._best(slots, slot, values)[1]
+                for (child, _), state in zip(self.bucket(slot).inputs, states, strict=True):
+                    many[child][state] = many[child].get(state, 0) + n
+        return many[: len(self.factors)]
 
     def _best(self, slots: Tables, slot: int, values: tuple[int, ...]) -> tuple[int, list[tuple[int, ...]]]:
         """The best option of a bucket's variable at an entry of its table, and the entries of the inputs there."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE, CostTerm, Network
+from ...formulation.network.network import INFINITE, CostTerm, Network, WindowStreams, streams_by_part
 
 
 def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
@@ -25,6 +25,7 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     places: list[int] = []
     changes: list[tuple[int, ...]] = []  # of (forbidden, cost, uses)
     extras = np.zeros((len(switch), len(order) + 1), np.int64)  # changes as well
+    streams = [np.zeros((window.streams, len(order) + 1), np.int64) for window in network.windows]  # likewise
 
     def value_of(term: CostTerm, entry: Sequence[int]) -> tuple[int, ...]:
         key = id(term.cost), id(term.use), id(term.extra), *entry
@@ -35,15 +36,25 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
             cache[key] = (1, 0, *use, extra) if cost >= INFINITE else (0, cost, *use, extra)
         return cache[key]
 
-    for term in network.terms():
+    def change(own: WindowStreams, n: int, entry: Sequence[int], sign: int) -> None:
+        for w, table in own:
+            streams[w][:, n] += [sign * stream.item(*entry) for stream in table]
+
+    of_variable, of_edge = streams_by_part(network)
+    windows = [of_variable.get(v, ()) for v in range(len(network.variables))]
+    windows += [of_edge.get(k, ()) for k in range(len(network.edges))]
+    for term, own in zip(network.terms(), windows, strict=True):
         entry = [after[v] for v in term.scope]
         value = value_of(term, entry)
+        change(own, 0, entry, 1)
         base[value[:-1]] += 1
         row = switch.get(term.scope[0], 0) if term.extra is not None else 0
         if value[-1]:
             extras[row, 0] += value[-1]
         for n, k in sorted((place[v], k) for k, v in enumerate(term.scope) if before[v] != after[v]):
+            change(own, n, entry, -1)
             entry[k] = before[term.scope[k]]  # the ends change one after the other
+            change(own, n, entry, 1)
             last, value = value, value_of(term, entry)
             if value[:-1] != last[:-1]:
                 places.append(n)
@@ -55,6 +66,8 @@ def crossed(network: Network, before: Sequence[int], after: Sequence[int]) -> tu
     if places:
         np.add.at(steps, places, np.array(changes, dtype=np.int64))
     totals = steps.cumsum(axis=0)
+    for steps_of_window in streams:
+        totals[:, 1] += steps_of_window.cumsum(axis=1).max(axis=0)
     if count:
         totals[:, 2] += extras.cumsum(axis=1).max(axis=0, initial=0)
     feasible = (totals[:, 0] == 0) & (totals[:, 2:] <= np.array(network.capacities)).all(axis=1)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE, Network, Table
+from ...formulation.network.network import INFINITE, Network, Table, WindowStreams, streams_by_part
 from .kernels import Floats, Ints
 
 _Table = TypeVar("_Table", Floats, Ints)
+Streams: TypeAlias = tuple[tuple[int, Floats], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +18,8 @@ class Factor:
     """A table of the network over some variables: `time` +inf where forbidden, `use` [..., R] or None.
 
     With `rows` [P, 2], `use` is [..., P], as in `Variable`; the factors of a circuit have none. `extra` [...] is the
-    transient use of the switch scope[0]. Only the first of equal copies has factors. Floats are integers below 2^53.
+    transient use of the switch scope[0]. `streams`: the windows that it is in, by number, with the ns [K, ...] that it
+    adds to their streams. Only the first of equal copies has factors. Floats are integers below 2^53.
     """
 
     scope: tuple[int, ...]
@@ -25,6 +27,7 @@ class Factor:
     use: Floats | None
     rows: Ints | None = None
     extra: Floats | None = None
+    streams: Streams = ()
 
     def priced(self, time: int, price: Sequence[float]) -> Floats:
         """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
@@ -43,13 +46,15 @@ class Factor:
         shape = [self.time.shape[k] for k in keep]
         use = None if self.use is None else self.use.reshape(*shape, -1)
         extra = None if self.extra is None else self.extra.reshape(shape)
-        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows, extra)
+        streams = tuple((w, table.reshape(len(table), *shape)) for w, table in self.streams)
+        return Factor(tuple(self.scope[k] for k in keep), self.time.reshape(shape), use, self.rows, extra, streams)
 
     def take(self, options: Sequence[Ints]) -> "Factor":
         """The factor restricted to these options of each variable."""
         at = np.ix_(*options)
         use, extra = (None if table is None else table[at] for table in (self.use, self.extra))
-        return Factor(self.scope, self.time[at], use, self.rows, extra)
+        streams = tuple((w, np.stack([stream[at] for stream in table])) for w, table in self.streams)
+        return Factor(self.scope, self.time[at], use, self.rows, extra, streams)
 
 
 def dense(network: Network) -> Network:
@@ -75,11 +80,24 @@ def network_factors(
     """The factors of these variables and edges (None: all)."""
     costs: dict[int, Floats] = {}
     uses: dict[int, Floats | None] = {}
+    streams: dict[int, Floats] = {}
+    of_variable, of_edge = streams_by_part(network)
+    numbers = range(len(network.variables)) if variables is None else list(variables)
+    others = range(len(network.edges)) if edges is None else list(edges)
+    windows = [*(of_variable.get(v, ()) for v in numbers), *(of_edge.get(k, ()) for k in others)]
     factors = []
-    for term in network.terms(variables, edges):
+    for term, own in zip(network.terms(numbers, others), windows, strict=True):
         use, extra = (None if table is None else _uses(table, uses) for table in (term.use, term.extra))
-        factors.append(Factor(term.scope, _floats(term.cost, costs), use, term.rows, extra))
+        time, rows = _floats(term.cost, costs), term.rows
+        factors.append(Factor(term.scope, time, use, rows, extra, _streams(own, streams)))
     return factors
+
+
+def _streams(own: WindowStreams, known: dict[int, Floats]) -> Streams:
+    for _, table in own:
+        if id(table) not in known:
+            known[id(table)] = table.astype(np.float64)
+    return tuple((w, known[id(table)]) for w, table in own)
 
 
 def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
@@ -98,6 +116,8 @@ def exact_in_floats(network: Network) -> bool:
     """True if costs, uses, capacities and the constant stay below 2^52 in absolute value when summed."""
     terms = list(network.terms())
     cost = _sum_of([t.cost for t in terms], lambda t: np.abs(np.where(t >= INFINITE, 0, t)).max())
+    streams = [t for window in network.windows for of in (window.variables, window.edges) for t in of.values()]
+    cost += _sum_of(streams, lambda t: t.max(initial=0))
     uses = [table for t in terms for table in (t.use, t.extra) if table is not None]
     use = _sum_of(uses, lambda t: t.max(initial=0))
     return max(cost, use, abs(network.constant), *reachable(network).capacities) < 1 << 52

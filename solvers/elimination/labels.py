@@ -51,10 +51,14 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """The labels of slots of a circuit; those of the root include the best solution within the bounds."""
+    """The labels of slots of a circuit; those of the root include the best solution within the bounds.
+
+    `rest` bounds the total of what is outside of every label of the slots that were asked for.
+    """
 
     circuit: Circuit
     slots: dict[int, Labels]
+    rest: dict[int, Floats]
 
     @property
     def count(self) -> int:
@@ -113,7 +117,8 @@ def enumerate_labels(circuit: Circuit, bounds: LabelBounds, top: Sequence[int] =
         else:
             bucket, outside = circuit.bucket(slot), outside_of(through[slot], slots[slot])
             lists[slot] = _bucket(bucket, lists, slots, outside, bounds, capacity if slot == stem else None)
-    return Listing(circuit, lists)
+    rest = {slot: outside_of(through[slot], slots[slot])[tuple(lists[slot].at)] for slot in top}
+    return Listing(circuit, lists, rest)
 
 
 def _identity(circuit: Circuit, slot: int, slots: Tables, through: Tables, kinds: Mapping[int, int]) -> object:
@@ -185,7 +190,7 @@ def _bucket(
     labels = Labels(at, state.time, state.use, origin)
     if missing:
         labels = bounds.completable(labels, outside[tuple(at)])
-    return _nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
+    return nondominated(labels, [a - 1 for a in kept], bucket.dims[1:])
 
 
 class _Axed(NamedTuple):
@@ -236,9 +241,9 @@ def _join(
         check_clock(bounds.until)
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
         pairs = bounds.completable(pairs, _least(rest, after, pairs.at))
-        pairs = _nondominated(pairs, rows, sizes)
+        pairs = nondominated(pairs, rows, sizes)
         found.append(pairs)
-    joined = found[0] if len(found) == 1 else _nondominated(_concatenate(found), rows, sizes)
+    joined = found[0] if len(found) == 1 else nondominated(_concatenate(found), rows, sizes)
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
     return _Axed(joined, after)
@@ -314,7 +319,7 @@ def _concatenate(parts: list[Labels]) -> Labels:
     )
 
 
-def _nondominated(labels: Labels, rows: list[int], dims: Sequence[int]) -> Labels:
+def nondominated(labels: Labels, rows: list[int], dims: Sequence[int]) -> Labels:
     """The labels nondominated among those that agree on these rows of `at`."""
     cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))

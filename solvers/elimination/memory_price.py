@@ -92,7 +92,7 @@ def sweep(circuit: Circuit, search: Search) -> Price | None:
     for _ in range(_ROUNDS if len(capacities) else 0):
         if search.done:
             break
-        price, upper = _highest(np.array(cuts, np.float64), capacities, box)
+        price, upper = highest_prices(np.array(cuts, np.float64), capacities, box)
         now = at_price(circuit, price, search.until)
         cost, use = _offer(circuit, now, search)
         sides[_fits(use, network)] = now
@@ -165,7 +165,7 @@ def least_use_of(circuit: Circuit, r: int, until: float = inf) -> float:
     return float(circuit.forward(circuit.tables(0, price), until)[-1])
 
 
-def _highest(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:
+def highest_prices(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple[float, ...], float]:
     """The prices within the box that maximise the minimum of the cuts, and that maximum."""
     base, slope = cuts[:, 0], cuts[:, 1:] - capacities
     if len(capacities) > 1:

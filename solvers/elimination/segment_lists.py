@@ -1,38 +1,49 @@
 """Networks over label lists: one variable per segment, one option per label.
 
-A segment is a copy of a chain, or a block: the variables that a switch outside of chains decides. Its labels are the
-nondominated (time, use, transient use) of every assignment around it, from elimination (`labels.py`). Transient use
-thus becomes a number per option, and a network without switches remains, of a few variables besides the lists.
+A segment is a copy of a chain, or a block: the variables of switches and windows outside of chains. Its labels are the
+nondominated (time, use, transient use) of every assignment around it, from elimination (`labels.py`). Streams are
+listed like uses, and become part of the time where the segment, and so their window, is complete. Transient use thus
+becomes a number per option, and a network without switches and windows remains, of a few variables besides the lists.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
+from math import prod
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE, Chain, Edge, Network, Table, Variable
 from .circuit import Circuit
 from .factors import Factor
-from .kernels import Ints
-from .labels import LabelBounds, Listing, enumerate_labels
+from .kernels import Floats, Ints
+from .labels import LabelBounds, Labels, Listing, enumerate_labels, nondominated
+from .order import TooWideError
 from .transient_relaxation import Groups, share, with_factors
+from .window_relaxation import Weights, weighted, weighted_factor
 
 _ROUNDED = 1e-12  # lowers the shares of a price, against rounding up
+_MAX_WAYS = 64  # to choose one stream of every window in a segment
 
 
 def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
-    """The variables that switches outside of chains decide, with private neighbours; adjacent blocks are merged."""
+    """The variables of switches and windows outside of chains, with private neighbours; adjacent blocks are merged."""
     chained = {v for c in network.chains for v in (*c.boundaries, *(v for copy in c.copies for v in copy))}
     near: dict[int, set[int]] = {v: set() for v in range(len(network.variables))}
     for term in network.terms():
         for v in term.scope:
             near[v].update(term.scope)
     found: list[set[int]] = []
-    for switch in network.switches:
-        if switch.variable in chained:
-            continue
-        block = {switch.variable, *switch.variables} - chained
+    parts = [{s.variable, *s.variables} - chained for s in network.switches if s.variable not in chained]
+    for window in network.windows:
+        part = {*window.variables} - chained
+        for edge in (network.edges[k] for k in window.edges):
+            if not part & {edge.u, edge.v}:
+                part.update(sorted({edge.u, edge.v} - chained)[:1])
+        parts += [part] if part else []
+    for block in parts:
         around = set[int]().union(*(near[v] for v in block)) - block - chained
         while private := {v for v in around if near[v] <= block | {v}}:
             block |= private
@@ -42,33 +53,114 @@ def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
     return tuple(frozenset(b) for b in found)
 
 
-def list_segments(circuit: Circuit, groups: Groups, bounds: LabelBounds, max_tau: int) -> "SegmentLists":
+def list_segments(
+    circuit: Circuit, groups: Groups, weights: Weights, bounds: LabelBounds, max_tau: int
+) -> "SegmentLists":
     """The labels of the segments of a circuit relaxed over `groups`, or of one without extras if there are none.
 
-    Lists the solutions within the bounds of transient use up to `max_tau`. Raises TooManyError beyond the limit of
-    labels in a slot.
+    Lists the solutions within the bounds of transient use up to `max_tau`; the bounds are of the circuit in which
+    `weights` stand for windows. Raises TooManyError beyond the limit of labels in a slot, TooWideError for a window
+    that is in no segment.
     """
     price = bounds.price.tolist()
     column, extra_prices = _extra_columns(circuit, groups, price)
-    rows = max(1, len(groups))
-    use_prices, extras = [sum(price[:rows]), *price[rows:]], len(extra_prices)
+    rows = _rows(circuit, groups)
+    use_prices, extras = [*([sum(price[:rows])] if rows else []), *price[rows:]], len(extra_prices)
     wide = _widened(circuit, groups, column, extras)
     prices = use_prices + extra_prices
     width, tops = len(use_prices), (*wide.copies, *wide.blocks)
     max_use = np.array([np.inf] * width + [max_tau] * extras)
     wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, bounds.until, max_use)
-    listing = enumerate_labels(wide, wider, tops)
-    segments = []
+    if not weights:
+        listing = enumerate_labels(wide, wider, tops)
+        return SegmentLists(
+            listing, tuple(_segment(listing, top, width, np.arange(len(listing.slots[top]))) for top in tops)
+        )
+    slots, segments = dict[int, Labels](), []
+    listed = set[int]()
     for top in tops:
-        labels, ends = listing.slots[top], wide.bucket(top).kept
-        extra = labels.use[:, width:].max(axis=1)
-        segments.append(SegmentLabels(top, ends, labels.at, labels.time, labels.use[:, :width], extra))
-    return SegmentLists(listing, tuple(segments))
+        inside = {slot for slot in wide.below([top]) if slot < len(wide.factors)}
+        listed |= inside
+        one, more = with_columns(wide, inside, weights)
+        price = np.concatenate([wider.price, more])
+        most = replace(wider, price=price, use=np.concatenate([max_use, np.full(len(more), np.inf)]))
+        listing = enumerate_labels(one, most, (top,))
+        slots |= listing.slots
+        segments.append(_folded(listing, top, len(more), width, most))
+    if any(f.streams for slot, f in enumerate(wide.factors) if slot not in listed):
+        raise TooWideError("a window outside of segments")
+    return SegmentLists(Listing(wide, slots, {}), tuple(segments))
+
+
+def _segment(listing: Listing, top: int, width: int, kept: Ints) -> "SegmentLabels":
+    """The labels `kept` of a segment without windows; columns of use from `width` on are transient."""
+    labels = listing.slots[top].take(kept)
+    ends, extra = listing.circuit.bucket(top).kept, labels.use[:, width:].max(axis=1, initial=0)
+    return SegmentLabels(top, ends, labels.at, labels.time, labels.use[:, :width], extra=extra, listed=kept)
+
+
+def _folded(listing: Listing, top: int, columns: int, width: int, bounds: LabelBounds) -> "SegmentLabels":
+    """The labels of a segment whose last columns of use are those of `with_columns`, the largest of which is time;
+    without those dominated then, or beyond the bounds."""
+    labels = listing.slots[top]
+    rest = labels.use.shape[1] - columns
+    time = labels.time + labels.use[:, rest:].max(axis=1, initial=0 if not columns else np.iinfo(np.int64).min)
+    folded = Labels(labels.at, time, labels.use[:, :rest], np.arange(len(labels))[None])
+    folded = folded.take(np.flatnonzero(folded.reduced(bounds.price[:rest]) + listing.rest[top] <= bounds.max_total))
+    dims = listing.circuit.bucket(top).dims[1:]
+    folded = nondominated(folded, list(range(len(dims))), dims)
+    extra = folded.use[:, width:].max(axis=1, initial=0)
+    ends = listing.circuit.bucket(top).kept
+    return SegmentLabels(top, ends, folded.at, folded.time, folded.use[:, :width], extra=extra, listed=folded.origin[0])
+
+
+def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -> tuple[Circuit, list[float]]:
+    """The circuit in which the factors `inside` have a column of use for each way to choose one stream of every window
+    of theirs, and each column's weight; other windows are weighted.
+
+    A column holds the cost and the chosen streams: the sum of the longest streams is the largest column. One solution
+    of a part of the segment is then no worse than another, whatever is outside, if and only if all columns are less.
+    """
+    counts = {w: len(table) for slot in sorted(inside) for w, table in circuit.factors[slot].streams}
+    if not counts:
+        return weighted(circuit, weights), []
+    ways = list(product(*(range(k) for k in counts.values())))
+    if len(ways) > _MAX_WAYS:
+        raise TooWideError(f"{len(counts)} windows in one segment")
+    place = {w: n for n, w in enumerate(counts)}
+    price = [prod(weights[w][k] for w, k in zip(counts, way, strict=True)) for way in ways]
+    known, count = dict[tuple[object, ...], tuple[Floats, Floats]](), len(circuit.network.capacities)
+
+    def listed(slot: int, f: Factor) -> Factor:
+        mine = slot in inside
+        f = f if mine else weighted_factor(f, weights)
+        if not mine and f.use is None:
+            return f
+        key = mine, id(f.use), id(f.time), *(x for w, t in f.streams for x in (w, id(t)))
+        if not mine or key not in known:
+            use = np.zeros((*f.time.shape, count + len(ways)))
+            if f.use is not None:
+                use[..., :count] = f.use
+            finite = np.where(f.time < np.inf, f.time, 0.0)
+            for n, way in enumerate(ways if mine else ()):
+                use[..., count + n] = finite + sum(table[way[place[w]]] for w, table in f.streams)
+            time = np.where(f.time < np.inf, 0.0, np.inf) if mine else f.time
+            if not mine:
+                return replace(f, use=use)
+            known[key] = time, use
+        time, use = known[key]
+        return replace(f, time=time, use=use, streams=())
+
+    capacities = (*circuit.network.capacities, *[0] * len(ways))
+    factors = [listed(slot, f) for slot, f in enumerate(circuit.factors)]
+    return with_factors(circuit, capacities, factors), price
 
 
 def _extra_columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> tuple[dict[int, int], list[float]]:
     """The column of each switch's transient use, distinct within a segment, and the price per byte of each column."""
     network = circuit.network
+    if all(f.extra is None for f in circuit.factors):
+        return {}, []
     column, prices = dict[int, int](), list[tuple[int, float]]()  # the group of each column, and its price
     for part in (*(frozenset(chain.copies[0]) for chain in network.chains), *blocks_of(network)):
         taken = set[int]()
@@ -84,28 +176,37 @@ def _extra_columns(circuit: Circuit, groups: Groups, price: Sequence[float]) -> 
 
 def _widened(circuit: Circuit, groups: Groups, column: Mapping[int, int], extras: int) -> Circuit:
     """The circuit with its unrelaxed use, then a column for the transient use of each switch of a segment."""
-    rows = max(1, len(groups))
+    rows = _rows(circuit, groups)
+    once = min(rows, 1)
 
     def widened(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
         used = np.zeros((*f.time.shape, count)) if f.use is None else f.use
-        use = np.concatenate([used[..., :1], used[..., rows:], np.zeros((*f.time.shape, extras))], axis=-1)
+        use = np.concatenate([used[..., :once], used[..., rows:], np.zeros((*f.time.shape, extras))], axis=-1)
         if f.extra is not None:
             if groups and f.scope[0] in groups[0]:
                 use[..., 0] -= share(f, groups[0])
-            use[..., count - rows + 1 + column[f.scope[0]]] = f.extra
+            use[..., count - rows + once + column[f.scope[0]]] = f.extra
         return replace(f, use=use)
 
-    first, *others = circuit.network.capacities
-    count = len(circuit.network.capacities)
-    capacities = (first, *others[rows - 1 :], *[0] * extras)
+    before = circuit.network.capacities
+    count = len(before)
+    capacities = (*before[:once], *before[rows:], *[0] * extras)
     return with_factors(circuit, capacities, [widened(f) for f in circuit.factors])
+
+
+def _rows(circuit: Circuit, groups: Groups) -> int:
+    """How many rows stand for capacity 0."""
+    return len(groups) or min(1, len(circuit.network.capacities))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentLabels:
-    """N labels: options `at` [E, N] of the E variables `ends` around it, `time` [N], `use` [N, R], `extra` [N]."""
+    """N labels: options `at` [E, N] of the E variables `ends` around it, `time` [N], `use` [N, R], `extra` [N].
+
+    `listed` [N] are their numbers in the listing.
+    """
 
     slot: int
     ends: tuple[int, ...]
@@ -113,6 +214,7 @@ class SegmentLabels:
     time: Ints
     use: Ints
     extra: Ints
+    listed: Ints
 
     def variable(self, labels: Ints) -> Variable:
         """The variable that chooses among these labels."""
@@ -212,5 +314,5 @@ class SegmentLists:
             if k < 0:
                 given[v] = x
             else:
-                starts.append((self.segments[k].slot, int(labels[k][x]), i))
+                starts.append((self.segments[k].slot, int(self.segments[k].listed[labels[k][x]]), i))
         return self.listing.circuit.assemble(starts, self.listing.choose, given)

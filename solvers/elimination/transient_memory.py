@@ -1,9 +1,11 @@
-"""Transient memory of switches: its maximum over switches, τ, is reserved from capacity 0.
+"""Maxima: transient memory of switches and windows of streams, by lists of the segments that they lie in.
 
-    min cost(x)   s.t.  use_0(x) + τ ≤ M_0,   extra_s(x) ≤ τ  ∀ switches s
+The largest transient use, τ, is reserved from capacity 0:
 
-1. *Price*: means over groups of switches bound τ from below: a network without extras gives a lower bound
-   (`transient_relaxation.py`).
+    min cost(x) + Σ_w max_k S_wk(x)   s.t.  use_0(x) + τ ≤ M_0,   extra_s(x) ≤ τ  ∀ switches s
+
+1. *Price*: weighted sums bound the longest streams (`window_relaxation.py`), means over groups of switches bound τ
+   (`transient_relaxation.py`): a network without windows and extras gives a lower bound.
 2. *List*: within a slack, the labels (time, use, extra) of every segment (`segment_lists.py`).
 3. *Branch*: solutions of τ in [lo, hi] consist of labels up to hi, under M_0 - lo. If the best one needs more than lo,
    [lo, hi] is split at what it needs; solving at exactly that τ gives incumbents.
@@ -21,19 +23,30 @@ from math import floor
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE, Network, evaluate, extras
-from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, Search, Solution, Status, TooManyError
+from ...formulation.network.network import (
+    INFINITE,
+    Network,
+    Table,
+    WindowStreams,
+    evaluate,
+    extras,
+    streams_by_part,
+)
+from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Search, Solution, Status, TooManyError
 from .circuit import Circuit
+from .copy_costs import raise_copies
 from .labels import LabelBounds
 from .memory_price import Price, at_price, search_within, sweep
 from .order import TooWideError, compile_network, restrict
 from .segment_lists import SegmentLists, blocks_of, list_segments
 from .tables import Tables
-from .transient_relaxation import Groups, groups_of, relax_transient
+from .transient_relaxation import Groups, groups_of, relax_transient, with_factors
+from .window_relaxation import Weights, WindowPrice, price_windows, weighted
 
-EXTRAS = "the transient memory of recomputed segments is not supported"
-_FEW, _LABELS = 1 << 14, 1 << 18  # per table, in quick searches and in others
+_DONE = "proved by prices"
+_FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 15, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
+_LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for the lists of streams within one slack
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
 _TRIES = 8  # values of τ
 _TRIAL = 1.0  # seconds for a solution of one τ, in addition to the time for pricing
@@ -60,26 +73,73 @@ def without_extras(network: Network, tau: int = 0) -> Network:
     return replace(network, switches=switches, capacities=(first - tau, *others))
 
 
-def solve_transient(search: Search, solve: _Solve) -> Solution:
-    """Solve a search's network by `solve`, which takes networks without transient use."""
+def has_maxima(network: Network) -> bool:
+    """True if it has windows, or transient use."""
+    return bool(network.windows) or has_extras(network)
+
+
+def without_windows(network: Network) -> Network:
+    """A network without windows that bounds one with windows: all streams of one have the same weight."""
+
+    def added(table: Table, parts: WindowStreams) -> Table:
+        total = table
+        for _, streams in parts:
+            total = total + streams.sum(axis=0) // len(streams)
+        return np.where(table >= INFINITE, INFINITE, total)
+
+    of_variable, of_edge = streams_by_part(network)
+    variables, edges = list(network.variables), list(network.edges)
+    decided = ({v for s in network.switches for v in s.variables}, {k for s in network.switches for k in s.edges})
+    for v in of_variable.keys() - decided[0]:
+        variables[v] = replace(variables[v], cost=added(variables[v].cost, of_variable[v]))
+    for k in of_edge.keys() - decided[1]:
+        edges[k] = replace(edges[k], cost=added(edges[k].cost, of_edge[k]))
+    switches = tuple(
+        replace(
+            s,
+            variables={v: (added(t[0], of_variable.get(v, ())), *t[1:]) for v, t in s.variables.items()},
+            edges={k: (added(t[0], of_edge.get(k, ())), *t[1:]) for k, t in s.edges.items()},
+        )
+        for s in network.switches
+    )
+    return replace(network, variables=tuple(variables), edges=tuple(edges), switches=switches, windows=())
+
+
+def plainest(network: Network) -> Network:
+    """A network without windows and transient use that bounds one with them."""
+    network = without_windows(network) if network.windows else network
+    return without_extras(network) if has_extras(network) else network
+
+
+def solve_maxima(search: Search, solve: _Solve) -> Solution:
+    """Solve a search's network by `solve`, which takes networks without windows and transient use."""
     try:
         circuit = compile_network(search.network)
     except TooWideError:
         return _solve_wide(search, solve)
-    groups = groups_of(search.network)
-    relaxed = relax_transient(circuit, groups)
+    groups = groups_of(search.network) if has_extras(search.network) else ()
+    if not groups:
+        circuit = _without_extra(circuit)
+    relaxed = relax_transient(circuit, groups) if groups else circuit
     if not relaxed.exact:
         return _solve_wide(search, solve)
-    best = sweep(relaxed, search)
+    best = _priced(relaxed, search)
     if best is None:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if search.done:
-        return search.finish("proved by prices" if search.bound >= search.ceiling else STOPPED)
+        return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
     if search.limits.rough:
         return search.finish(PRICED)
+    if best.weights and not search.limits.rough:
+        _raise_copies(relaxed, best, groups, search)
+    if search.done:
+        return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
+    if search.limits.quick and not groups:
+        return search.finish(PRICED)
     branching = _TauSearch(search, solve, circuit, groups, relaxed=relaxed, best=best, pricing_seconds=search.seconds)
+    by = "lists of segments", "lists of segments"
     try:
-        solution = search_within(relaxed, best, search, branching.offer, ("lists of segments", "lists of segments"))
+        solution = search_within(relaxed, best.price, search, branching.offer, by)
     except TooWideError as error:
         return search.finish(f"too wide for lists: {error}")
     return replace(solution, words=PRICED) if search.limits.quick and not search.done else solution
@@ -90,15 +150,44 @@ def _tau_of(network: Network, assignment: tuple[int, ...]) -> int:
     return max(extras(network, assignment).values(), default=0)
 
 
+def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
+    """Raise the bound of `search` by pricing and offer the solutions found; None if infeasible."""
+    if search.network.windows:
+        return price_windows(circuit, search)
+    best = sweep(circuit, search)
+    return None if best is None else WindowPrice({}, best)
+
+
+def _raise_copies(circuit: Circuit, best: WindowPrice, groups: Groups, search: Search) -> None:
+    """Raise the bound of `search` by exact costs of the copies of chains."""
+    through = circuit.backward(best.price.slots, search.until)
+    reach = min(search.ceiling - 1, circuit.max_cost)
+    small = restrict(circuit, through, best.price.max_total(circuit, reach), ())
+    if small is None:
+        search.raise_bound(reach + 1)
+    else:
+        raise_copies(small, best, groups, search, reach)
+
+
+def _without_extra(circuit: Circuit) -> Circuit:
+    if all(f.extra is None for f in circuit.factors):
+        return circuit
+    return with_factors(circuit, circuit.network.capacities, [replace(f, extra=None) for f in circuit.factors])
+
+
 def _solve_wide(search: Search, solve: _Solve) -> Solution:
-    """A bound without transient use, and solutions under a growing τ."""
-    answer = _solve_silently(search, solve, without_extras(search.network), replace(search.limits, seconds=search.left))
+    """A bound without transient use and windows, and solutions under a growing τ."""
+    relaxed = plainest(search.network)
+    limits = replace(search.limits, seconds=search.left, prices=())
+    answer = _solve_silently(search, solve, relaxed, limits)
     if answer.status is Status.INFEASIBLE:
         return search.finish(answer.words, infeasible=True)
     search.raise_bound(answer.bound)
-    if answer.assignment is not None and not search.offer(answer.assignment) and not search.limits.rough:
+    fits = answer.assignment is None or search.offer(answer.assignment) or not has_extras(search.network)
+    if not fits and answer.assignment is not None and not search.limits.rough:
         _raise_tau(search, solve, _tau_of(search.network, answer.assignment))
-    return search.finish("" if search.done else "too wide to price transient memory")
+    what = "windows" if search.network.windows else "transient memory"
+    return search.finish("" if search.done else f"too wide to price {what}")
 
 
 def _raise_tau(search: Search, solve: _Solve, tau: int) -> None:
@@ -107,7 +196,7 @@ def _raise_tau(search: Search, solve: _Solve, tau: int) -> None:
     while tau not in tried and tau <= search.network.capacities[0] and len(tried) < _TRIES and not search.done:
         tried.add(tau)
         limits = Limits(search.left, search.ceiling, gap=search.limits.gap, quick=True)
-        answer = _solve_silently(search, solve, without_extras(search.network, tau), limits)
+        answer = _solve_silently(search, solve, without_extras(without_windows(search.network), tau), limits)
         if answer.assignment is None:
             return
         search.offer(answer.assignment)
@@ -126,22 +215,28 @@ def _solve_silently(search: Search, solve: _Solve, network: Network, limits: Lim
 class _Relaxation:
     """A circuit relaxed over groups, or without extras; its price, and the best total through every entry at it.
 
-    `tau` is subtracted from capacity 0.
+    `weights` stand for windows at that price. `tau` is subtracted from capacity 0.
     """
 
     circuit: Circuit
     price: Price
+    weights: Weights
     through: Tables
     groups: Groups = ()
     tau: int = 0
 
     def bound(self, low: int) -> int:
         """Lower bound on solutions of transient use `low` or more."""
-        return self.price.bound + floor(self.price.price[0] * (low - self.tau))
+        return self.price.bound + floor(self.slope * (low - self.tau))
 
     def max_total(self, low: int, reach: int) -> float:
         """Upper bound on the total of those of cost up to `reach`."""
-        return self.price.max_total(self.circuit, reach) - self.price.price[0] * (low - self.tau)
+        return self.price.max_total(self.circuit, reach) - self.slope * (low - self.tau)
+
+    @property
+    def slope(self) -> float:
+        """The price of a byte of capacity 0."""
+        return self.price.price[0] if self.price.price else 0.0
 
 
 @dataclass(eq=False)
@@ -153,7 +248,7 @@ class _TauSearch:
     plain: Circuit
     groups: Groups
     relaxed: Circuit
-    best: Price  # of `relaxed`
+    best: WindowPrice  # of `relaxed`
     pricing_seconds: float
     tried: set[int] = field(default_factory=set)
     splits: int = 0  # of intervals whose lists grew too long
@@ -169,8 +264,13 @@ class _TauSearch:
         inner = Search(without_extras(network, tau), Limits(search.left), search.source)
         first, *others = self.plain.network.capacities
         circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
-        price = sweep(circuit, inner) or at_price(circuit, [0.0] * len(network.capacities), search.until)
-        return _Relaxation(circuit, price, circuit.backward(price.slots, search.until), tau=tau)
+        found = _priced(circuit, inner)
+        if found is None:  # with so little memory
+            weights = self.best.weights
+            none = [0.0] * len(network.capacities)
+            found = WindowPrice(weights, at_price(weighted(circuit, weights), none, search.until))
+        through = circuit.backward(found.price.slots, search.until)
+        return _Relaxation(circuit, found.price, found.weights, through, tau=tau)
 
     def offer(self, through: Tables, reach: int) -> bool:
         """Offer the best solution of cost up to `reach`; True if the search was complete."""
@@ -178,16 +278,20 @@ class _TauSearch:
         late = self.search.objective is not None and self.search.seconds > _QUICK[0] * self.pricing_seconds + _QUICK[1]
         if quick and (self.tried or late):  # lists of a small slack gave their best
             return False
-        relaxation = _Relaxation(self.relaxed, self.best, through, self.groups)
+        relaxation = _Relaxation(self.relaxed, self.best.price, self.best.weights, through, self.groups)
+        if not self.groups:
+            return self._search_lists(relaxation, 0, 0, reach)
         try:
             return self._search_lists(relaxation, 0, self.search.network.capacities[0], reach)
         except TooManyError:
+            if self.best.weights:  # intervals do not shorten lists of streams
+                raise
             return not quick and self._search_interval(0, self.search.network.capacities[0], reach)
 
     def _search_interval(self, low: int, high: int, reach: int) -> bool:
         """As `offer`, for solutions of τ in [low, high]; splits the interval if its lists grow too long."""
         reach = min(reach, self.search.ceiling - 1)
-        bound, slope = self.plain_relaxation.bound(low), self.plain_relaxation.price.price[0]
+        bound, slope = self.plain_relaxation.bound(low), self.plain_relaxation.slope
         if bound > reach:
             return True
         high = min(high, low + floor((reach + 1 - bound) / slope)) if slope else high
@@ -206,9 +310,16 @@ class _TauSearch:
         small = restrict(relaxed.circuit, relaxed.through, max_total, self.blocks)
         if small is None:
             return True
-        limit = _FEW if search.limits.quick else _LABELS
-        bounds = LabelBounds(np.array(relaxed.price.price), max_total, limit, search.until)
-        lists = list_segments(small, relaxed.groups, bounds, high)
+        limit = _FEW if search.limits.quick else _OF_STREAMS if relaxed.weights else _LABELS
+        seconds = _LISTING[0] * self.pricing_seconds + _LISTING[1] if relaxed.weights else search.left
+        until = min(search.until, search.started + search.seconds + seconds)
+        bounds = LabelBounds(np.array(relaxed.price.price), max_total, limit, until)
+        try:
+            lists = list_segments(small, relaxed.groups, relaxed.weights, bounds, high)
+        except OutOfTimeError:
+            if search.left <= 0:
+                raise
+            raise TooManyError(f"they take more than {seconds:.0f} s to list") from None
         levels = [level for level in lists.levels if level >= low]
         nodes = [(search.bound, 0, len(levels) - 1)] if levels else []
         while nodes and search.left > 0:
@@ -255,11 +366,12 @@ class _TauSearch:
         self, lists: SegmentLists, low: int, high: int, limits: Limits
     ) -> tuple[Solution | None, tuple[int, ...] | None]:
         """The best solution from labels up to `high`, `low` subtracted from capacity 0, and its assignment; or None."""
-        search, (capacity, *others) = self.search, self.search.network.capacities
+        search, capacities = self.search, self.search.network.capacities
         labels = lists.up_to(high)
-        if labels is None or low > capacity:
+        if labels is None or (low and low > capacities[0]):
             return None, None
-        answer = _solve_silently(search, self.solve, lists.network(labels, (capacity - low, *others)), limits)
+        left = (capacities[0] - low, *capacities[1:]) if low else capacities
+        answer = _solve_silently(search, self.solve, lists.network(labels, left), limits)
         if answer.status is Status.INFEASIBLE:
             return None, None
         found = None if answer.assignment is None else lists.assemble(labels, answer.assignment)

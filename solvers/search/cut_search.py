@@ -45,7 +45,7 @@ class Parts(Protocol):
 
     @property
     def transfer_floors(self) -> Times:
-        """[n]: lower bounds on what a transfer over each boundary adds."""
+        """[2, n]: lower bounds on what receiving and sending over each boundary adds."""
         ...
 
     @property
@@ -230,7 +230,7 @@ class _CutSearch:
             transfer_floors, answers = self.transfer_floors, self.state.known.answers.values()
             flights = sorted({q.in_flight for own in answers for q, _ in own if 0 < q.in_flight <= in_flight})
             most = reduce(np.maximum, map(self._bounds_by_subparts, flights), self._bounds_by_subparts(0))
-            most = np.minimum(most + transfer_floors[:, None] + transfer_floors[None, :], INFINITE)
+            most = np.minimum(most + transfer_floors[0, :, None] + transfer_floors[1, None, :], INFINITE)
             self.lower_bounds[in_flight] = np.where(self.stages & self._fits(in_flight), most, INFINITE)
         return self.lower_bounds[in_flight]
 

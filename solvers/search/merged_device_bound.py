@@ -40,7 +40,7 @@ class MergedDeviceBound(PartNetworks):
 
     @property
     def transfer_floors(self) -> Times:
-        """[n]: the least over all pipeline rows of this size."""
+        """[2, n]: the least over all pipeline rows of this size."""
         own, hierarchy = self.configuration, self.pipeline.problem.machine.hierarchy
         places = rows(hierarchy, own.devices)
         return reduce(np.minimum, (self.pipeline.transfer_floors(own.along(row)) for row in places))

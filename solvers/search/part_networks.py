@@ -21,7 +21,7 @@ from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
 from ...formulation.encoding.shared_tables import SharedTables
-from ...formulation.network.network import INFINITE, Edge, Network, SwitchTables, Table, evaluate
+from ...formulation.network.network import INFINITE, Edge, Network, SwitchTables, Table, Window, evaluate
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.errors import PartitaError
@@ -63,6 +63,7 @@ def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j:
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
+            delays_messages=configuration.schedule.delays_messages,
             shared=_tables(pipeline, configuration),
         ),
     )
@@ -329,6 +330,12 @@ def _without(
     ) -> dict[int, SwitchTables]:
         return {k: (*tables(c, u, scope(k), alone), None) for k, (c, u, _) in each.items()}
 
+    def counted(window: Window) -> Window:
+        return Window(
+            {v: nothing(t) if v in cost | own else t for v, t in window.variables.items()},
+            {k: nothing(t) if {edges[k].u, edges[k].v} & cost else t for k, t in window.edges.items()},
+        )
+
     edges = network.edges
     owned = ((x, tables(x.cost, x.use, {v}, alone=True)) for v, x in enumerate(network.variables))
     return replace(
@@ -343,4 +350,5 @@ def _without(
             )
             for s in network.switches
         ),
+        windows=tuple(map(counted, network.windows)),
     )

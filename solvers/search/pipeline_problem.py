@@ -94,13 +94,17 @@ class PipelineProblem:
         return ZeroBubbleBound(forward, backward, inward, ahead, k)
 
     def transfer_floors(self, configuration: Configuration) -> Times:
-        """[n]: lower bounds on a stage's time to send, or receive, what crosses each boundary."""
+        """[2, n]: lower bounds on a stage's time to receive, and to send, what crosses each boundary (`Operators`)."""
         q, k, item = self.problem, configuration.micro_batches, precision(self.problem.training.dtype).itemsize
         price = transfer_price(q.machine, configuration.row)
         devices = q.machine.devices // configuration.devices
         nodes = with_batch(q.pcg, q.batch // k).nodes
         crossing = ([nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg))
-        return np.array([k * 2 * sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
+        once = np.array([sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
+        counts = (2 * k, 2 * k)
+        if q.space.overlap:
+            counts = (1, 0) if configuration.schedule.delays_messages else (k, k)
+        return np.outer(counts, once)
 
     def graph(self, i: int, j: int, micro_batches: int) -> PCG:
         """The graph of part (i, j) for one micro-batch; it may receive partial sums, as inside a larger part."""

@@ -14,7 +14,7 @@ from .substitution import Incidence, incidence
 SHARE = 0.02  # of the open variables, fixed at once
 DEARER = (1.0, 1.03, 1.1, 1.2, 1.4, 2.0, 4.0)  # multiples of the current prices to try
 SWEEPS = 20  # after a change of prices
-_DEAREST = 12  # times that prices double twice, for some solution
+_RISES = 12  # of prices, fourfold each, until a choice fits the capacities
 
 
 def first_solution(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> tuple[Ints, int | None]:
@@ -38,17 +38,17 @@ def first_solution(messages: Messages, share: float = SHARE, until: Deadline = N
 def any_solution(flat: Flat) -> Ints | None:
     """A feasible choice [V] within some passes over the tables, of any cost; None if none is found.
 
-    All variables are fixed at once, at rising prices of the capacities.
+    All variables are fixed at once, first without prices of the capacities, then at rising ones.
     """
     messages = Messages(flat)
-    choice = decimated(messages, share=1.0)
     prices = max(messages.value, 1.0) / np.maximum(flat.limits, 1)
-    for _ in range(_DEAREST if flat.limits.size else 0):
+    for rise in range(1 + _RISES if flat.limits.size else 1):
+        if rise:
+            messages.reprice(prices * 4 ** (rise - 1))
+        choice = decimated(messages, share=1.0)
         if flat.price(choice) is not None:
-            break
-        messages.reprice(prices)
-        choice, prices = decimated(messages, share=1.0), 4 * prices
-    return None if flat.price(choice) is None else choice
+            return choice
+    return None
 
 
 def decimated(messages: Messages, share: float = SHARE, until: Deadline = NEVER) -> Ints:

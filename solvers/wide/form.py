@@ -105,7 +105,7 @@ class Flat:
 
 def flattened(network: Network) -> Flat:
     """The arrays of a network without switches; parallel edges are summed."""
-    assert not network.switches
+    assert not network.switches and not network.windows
     variables = network.variables
     sizes = np.array([len(v.cost) for v in variables], np.int64)
     ends, tables, uses = _merged(network)

@@ -93,7 +93,8 @@ class _Portfolio:
                     self.proving.cancel()
                     self.fusing.cancel()
                     wait([conductor])  # it may submit more until it notices
-            if self.incumbent.choice is None and not self._closed:  # some plan is better than none, even late
+            if self.incumbent.choice is None and self.initial_cost is None and not self._closed:
+                # some plan is better than none, even late
                 self.incumbent.take(any_solution(self.flat), "a quick choice")
         finally:
             self._publish()

@@ -1,6 +1,5 @@
 """Solve a search's network by an equivalent one: without switches, or reduced."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,8 +80,7 @@ def _reduction(search: Search, network: Network) -> Reduced | Solution:
     if not fits(whole[0]):
         return search.finish("totals beyond 2^60 do not add up in 64 bits")
     whole_is_exact = in_floats(whole[0]) is whole[0]
-    until = search.until if math.isinf(search.left) else time.perf_counter() + _REDUCTION * search.left
-    small = reduced(whole.pop(), until)
+    small = reduced(whole.pop(), time.perf_counter() + _REDUCTION * search.left)
     if small is None or (low := small.flat.floor()) >= INFINITE:
         return search.finish("no solution, by reduction", infeasible=True)
     if small.flat.variables == 0 and not search.offer(small.assignment(())):

@@ -74,6 +74,14 @@ def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
     assert layers - 2 <= len(chain) <= layers
 
 
+def test_layers_that_hide_traffic_are_a_chain_without_the_first() -> None:
+    module, inputs = load_module("gpt2", small=True)
+    graph = capture(module, inputs, batch=12)
+    (without,), found = encoded(graph).network.chains, encoded(graph, hide=True).network
+    (chain,) = found.chains
+    assert len(chain) == len(without) - 1 and len(found.windows) == 2 * len(chain)
+
+
 def test_equal_tables_are_one_object() -> None:
     network = encoded(blocks(3)).network
     assert len({id(e.cost) for e in network.edges}) < len(network.edges) / 2

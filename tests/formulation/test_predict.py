@@ -52,7 +52,7 @@ def graph(name: str) -> PCG:
     else:
         module, inputs = load_module(name, small=True)
     loss = "projection" if name == "chain" else None
-    return with_batch(capture(module, (inputs,) if name == "chain" else inputs, loss=loss), BATCH)
+    return with_batch(capture(module, (inputs,) if name == "chain" else inputs, loss=loss, dropout="counters"), BATCH)
 
 
 def machine(devices: int, fast_links: bool = False) -> Machine:

@@ -2,7 +2,7 @@
 
 import random
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
 
@@ -55,20 +55,24 @@ def drawn(encoding: Encoding, source: random.Random) -> list[int]:
     ("name", "every"), [("gpt2", 1), ("llama-70b", 1), ("mbart-4.7b", 1), ("inception-v3", 3), ("swin-1.8b", 3)]
 )
 def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> None:
-    """To the nanosecond and the byte, for random assignments, with segments that are computed again."""
+    """To the nanosecond and the byte, for random assignments, with segments that are computed again.
+
+    Messages are waited for, occupy their sender, or pass between slots.
+    """
     pcg, source, shared, compared = graph(name), random.Random(name), SharedTables(), 0
+    forms = cycle([(True, False), (False, False), (True, True)])
     for first in range(0, len(boundaries(pcg)) - every, every):
-        part = stage(pcg, first, first + every).graph
-        found = encoded(part, in_flight=2, shared=shared, recompute=MODES)
+        part, (overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
+        found = encoded(part, in_flight=2, shared=shared, recompute=MODES, overlap=overlap, delays_messages=delays)
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
         for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(
                     part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
-                    transfer=TRANSFER, recompute=found.recomputed(assignment),
+                    transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap,
                 )  # fmt: skip
-                price = stage_price(plan)
+                price = stage_price(plan, delays_messages=delays)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
                 compared += 1
     assert compared > 2
@@ -127,14 +131,18 @@ def test_micro_batches_in_flight_multiply_what_is_kept() -> None:
     assert five - one == 4 * (two - one) > 0
 
 
-def test_handing_on_costs_a_transfer_each_way() -> None:
-    part = stage(graph("gpt2"), 1, 2).graph
-    free, paid = (encoded(part, transfer=line) for line in (FREE, CollectivePrice(7.0, 0.5)))
+@pytest.mark.parametrize(
+    ("overlap", "delays", "received", "sent"), [(False, False, 4, 4), (True, False, 2, 2), (True, True, 1, 0)]
+)
+def test_handing_on_costs_a_transfer_each_way(overlap: bool, delays: bool, received: int, sent: int) -> None:
+    """Of both ends in both micro-batches, of the sender, or of the first one."""
+    part, lines = stage(graph("gpt2"), 1, 2).graph, (FREE, CollectivePrice(7.0, 0.5))
+    free, paid = (encoded(part, transfer=line, overlap=overlap, delays_messages=delays) for line in lines)
     for index in (*part.of("receive"), *part.sends):
         variable, domain = paid.operators[index]
         more = paid.network.variables[variable].cost - free.network.variables[variable].cost
-        sizes = domain.output_space.numel[domain.output] * 2
-        assert more.tolist() == [2 * 2 * CollectivePrice(7.0, 0.5).ns(int(size)) for size in sizes]
+        sizes, count = domain.output_space.numel[domain.output] * 2, sent if index in part.sends else received
+        assert more.tolist() == [count * lines[1].ns(int(size)) for size in sizes]
 
 
 def test_no_addends_are_handed_on() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import partita
 from partita.codegen.planner.problem import MOST_WORK
-from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, evaluate
+from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Switch, Variable, Window, evaluate
 from partita.formulation.placement.placement import distinct, placements
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
@@ -233,6 +233,7 @@ def test_the_digest_is_of_what_a_network_says() -> None:
     assert {f.name for f in fields(Variable)} == {"name", "cost", "use", "rows"}  # one more belongs into the digest
     assert {f.name for f in fields(Edge)} == {"u", "v", "cost", "use"}
     assert {f.name for f in fields(Switch)} == {"variable", "variables", "edges"}
+    assert {f.name for f in fields(Window)} == {"variables", "edges"}
     a, b, c = (choice(name, 5, 1) for name in "abc")
     link, use = np.array([[0, 2], [3, 4]], np.int64), np.ones((2, 2, 1), np.int64)
     base = Network((a, b, c), (Edge(0, 1, link), Edge(1, 2, link)), (8,), 3)
@@ -257,6 +258,11 @@ def test_the_digest_is_of_what_a_network_says() -> None:
         replace(base, switches=(Switch(0, {1: (link, None, None)}, {}),)),
         replace(base, switches=(Switch(0, {1: (link, None, link)}, {}),)),
         replace(base, switches=(Switch(0, {}, {1: (np.stack([link, link]), None, None)}),)),
+        replace(base, windows=(Window({1: link}, {}),)),
+        replace(base, windows=(Window({2: link}, {}),)),
+        replace(base, windows=(Window({1: link}, {}), Window({2: link}, {}))),
+        replace(base, windows=(Window({1: link, 2: link}, {}),)),
+        replace(base, windows=(Window({}, {1: np.stack([link, link])}),)),
     ]
     assert len({digest(network) for network in (base, *others)}) == 1 + len(others)
 

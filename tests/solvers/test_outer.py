@@ -158,6 +158,7 @@ def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> d
             schedule.in_flight(p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
             weight_versions=schedule.weight_versions(p - 1),
             deferred_weight_gradients=schedule.deferred_weight_gradients(p, 1, k, p - 1),
+            delays_messages=schedule.delays_messages,
         ),
     )  # fmt: skip
     sides: list[list[tuple[int, list[Any]]]] = [[], [], []]
@@ -270,7 +271,7 @@ class Lazy(Backwards):
 
 
 def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
-    problem = asked("short", (4,), 40 * MIB, 16, MODES)
+    problem = asked("short", (4,), 20 * MIB, 16, MODES)
     space, limits, executor = everything(problem), Limits(gap=0.15), Lazy()
     alone = told(search(problem, solver("auto"), limits, space))
     assert told(search(problem, solver("auto"), limits, space, executor)) == alone

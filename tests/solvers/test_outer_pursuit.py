@@ -42,7 +42,7 @@ class Made:
         self.floors = np.full((n, n), INFINITE)
         for i, j in combinations(range(n), 2):
             self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
-        self.transfer_floors = np.zeros(n, dtype=np.int64)
+        self.transfer_floors = np.zeros((2, n), dtype=np.int64)
         self.stages = self.floors < INFINITE
         self.zero_bubble: ZeroBubbleBound | None = None
         self.asked = 0

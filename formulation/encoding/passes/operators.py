@@ -7,6 +7,7 @@ import numpy as np
 from ....model.graph.constants import built_once
 from ....model.operators.operator import operator
 from ...network.chains import Position
+from ...network.network import Table
 from ...strategies.operand_cost import EdgeTables
 from ...strategies.tensor_classes import Use, trains
 from ..builder import Conversion, NetworkBuilder
@@ -48,6 +49,8 @@ class Operators(EncodingPass):
         found, readers = builder.node_options.of(node), builder.readers(node)
         itemsize = builder.precision.itemsize(builder.pcg.nodes[node].dtype)
         cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * builder.micro_batches
+        if operator(builder.pcg.nodes[node].op).transfer:
+            cost = cost + self._messages_ns(node)
         use = found.kept_bytes * builder.stage.in_flight + found.transient_bytes
         if _defers(builder, node):
             waiting = builder.stage.deferred_weight_gradients * itemsize
@@ -64,6 +67,23 @@ class Operators(EncodingPass):
             size = int(found.output_space.numel[layout[0]]) * builder.stage.in_flight * itemsize
             use += sum(handed) * size
         return cost, use[:, None]
+
+    def _messages_ns(self, node: int) -> Table:
+        """What a step waits for the messages of a `send` or `receive`, per option.
+
+        Both ends wait where the program does: for the value one way, for its gradient the other way. With overlap only
+        the sender, or, where messages are delays between slots, all for the first one.
+        """
+        builder, this = self.builder, self.builder.pcg.nodes[node]
+        found, gradient, receives = builder.node_options.of(node), int(this.gradient), int(this.op == "receive")
+        sizes = found.output_space.numel[found.output] * builder.precision.itemsize(this.dtype)
+        if not builder.options.space.overlap:
+            count = builder.micro_batches * (1 + gradient)
+        elif builder.stage.delays_messages:
+            count = receives
+        else:
+            count = builder.micro_batches * (gradient if receives else 1)
+        return count * builder.transitions.transfer.ns_array(sizes)
 
 
 def operator_key(builder: NetworkBuilder, node: int) -> object:

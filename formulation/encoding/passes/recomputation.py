@@ -9,7 +9,7 @@ import numpy as np
 from ...network.chains import Position
 from ...network.network import INFINITE, Edge, Switch, SwitchTables, Variable
 from ...strategies.operand_cost import EdgeTables
-from ..builder import Conversion, NetworkBuilder
+from ..builder import NetworkBuilder
 from .encoding_pass import EncodingPass
 from .operators import operator_key
 from .segment_tables import SegmentTables
@@ -35,7 +35,7 @@ class Recomputation(EncodingPass):
                 tables = self.tables.of_operator(node, operator_key(builder, node))
                 variables[number][variable] = self._beside(tables, builder.variables[variable], variable)
         for edge, conversion in builder.conversions.items():
-            segment = self._segment(conversion)
+            segment = builder.part_of(conversion, self.segments.number)
             if segment is not None:
                 tables = self.tables.of_conversion(conversion, segment)
                 edges[segment][edge] = self._beside(
@@ -75,18 +75,6 @@ class Recomputation(EncodingPass):
             longer[1][mode] = 0 if none.use is None else none.use[..., 0]
         cost, use, extra = map(self.builder.interned, longer)
         return cost, self.builder.interned(use[..., None]) if use.any() else None, extra if extra.any() else None
-
-    def _segment(self, conversion: Conversion) -> int | None:
-        """The segment that recomputes a conversion: that of the reader, or what computes the tensor of a hub."""
-        base = conversion.base
-        if conversion.source == "weight":
-            if base in self.builder.sparse:
-                return None
-            readers = (self.segments.number.get(u.node) for u in self.builder.classes.uses[base])
-            return next((number for number in readers if number is not None), None)
-        if conversion.use is None:
-            return self.segments.number.get(base)
-        return self.segments.of_reader(conversion.use)
 
     def _add_variable(self, number: int) -> int:
         """The mode of a segment, which computes its constants again unless it is none."""

@@ -165,8 +165,13 @@ def dropout(t: T, x: Index, p: float) -> Index:
     """Call sites are numbered in the order of the calls; p = 1 needs no random numbers."""
     if p == 1:
         return t.add("scale", x, shape=t.shape(x), value=0.0)
+    return t.add("dropout", x, shape=t.shape(x), **dropout_site(t, p))
+
+
+def dropout_site(t: T, p: float) -> A:
+    """The attributes of the next call that drops a share `p`."""
     t.sites += 1
-    return t.add("dropout", x, shape=t.shape(x), p=p, site=t.sites - 1)
+    return {"p": p, "site": t.sites - 1} | ({"native": True} if t.dropout == "torch" else {})
 
 
 def _softplus(t: T, a: A) -> Value:

@@ -5,7 +5,7 @@ from string import ascii_letters
 
 from ..known_values import hides_nothing, is_causal, sees_something
 from ..translation import A, Index, Rule, T, Value, broadcast, present
-from .elementwise import dropout
+from .elementwise import dropout, dropout_site
 from .order import one_of
 from .views import interleave
 
@@ -160,8 +160,8 @@ def _attention(t: T, a: A) -> Value:
         elif is_causal(known):
             a, mask = a | {"is_causal": True}, None
     grouped = a["enable_gqa"] and t.shape(q)[-3] != t.shape(k)[-3]
-    if not p:
-        attributes = {"grouped": True} if grouped else {}
+    if p < 1 and (not p or t.dropout == "torch"):
+        attributes = ({"grouped": True} if grouped else {}) | (dropout_site(t, p) if p else {})
         return t.add("attention", *present(q, k, v, mask), causal=a["is_causal"], scale=a["scale"], **attributes)
     if grouped:
         k, v = (interleave(t, x, len(t.shape(x)) - 3, t.shape(q)[-3] // t.shape(x)[-3]) for x in (k, v))

@@ -1,0 +1,24 @@
+"""Which layers hide the traffic of their weights.
+
+A layer's weights are gathered while the layer before it computes, and its gradients are reduced while that one goes
+backward. Of L equal layers in a row, with G ns of kernels and W ns of weight traffic each, that takes
+
+    W + (L - 1) max(G, W) + G
+
+so each layer costs max(G, W), but for the first one, which costs G + W: nothing runs beside its gather, the first of
+the forward, nor beside its reduction, the last of the backward.
+"""
+
+from ...model.graph.pcg import PCG
+from ...model.graph.segments import Segment
+from ..bundles.bundles import find_bundles
+from ..strategies.tensor_classes import Classes
+from .recomputable_segments import recomputable_segments
+
+
+def hiding_layers(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
+    """The layers of a graph that hide the traffic of their weights: all but the first.
+
+    None in a graph with parallel branches, of which only the slowest counts.
+    """
+    return () if find_bundles(pcg) else recomputable_segments(pcg, classes)[1:]

@@ -1,0 +1,196 @@
+"""Windows: a layer computes while weights are gathered and gradients reduced; see `encoding.overlap`.
+
+Forward and backward of a layer are windows of two streams: G, kernels and all that they wait for, and W, conversions
+of weights and reductions of gradients. What is reduced once a step hides in the last micro-batch only, so that of
+several micro-batches the last backward is a window of its own. A layer's costs move from its tables to the streams;
+what belongs to no micro-batch, such as the update, stays.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...network.network import INFINITE, SwitchTables, Table, Window
+from ...weights.storage import accumulate_ns, cast_ns, reduce_ns, scatter_ns
+from ..builder import Conversion
+from ..overlap import hiding_layers
+from .encoding_pass import EncodingPass
+from .operators import operator_key
+
+Array = npt.NDArray[np.int64]
+
+
+class _Streams(NamedTuple):
+    """ns of a step; `again`: forward traffic that recomputation repeats."""
+
+    forward: Array | int = 0
+    forward_traffic: Array | int = 0
+    backward: Array | int = 0
+    backward_traffic: Array | int = 0
+    reduced: Array | int = 0
+    again: Array | int = 0
+
+
+class _Moved(NamedTuple):
+    """A cost table moved to the windows of a layer: what stays of it, and the streams in each window."""
+
+    layer: int
+    stays: Table
+    streams: tuple[Table, ...]
+
+
+class Windows(EncodingPass):
+    """Moves what layers compute and send from the tables of variables, edges and switches to windows."""
+
+    def finish(self) -> None:
+        builder = self.builder
+        layers = hiding_layers(builder.pcg, builder.classes) if builder.options.space.hide else ()
+        if not layers:
+            return
+        self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
+        self.cache: dict[tuple[int, str], tuple[Table, tuple[Table, ...]]] = {}
+        variables = {**self._operators(), **self._weights()}
+        edges = self._conversions()
+        windows = []
+        for layer in range(len(layers)):
+            own, between = ([(key, m) for key, m in of.items() if m.layer == layer] for of in (variables, edges))
+            for place in range(self._windows):
+                parts = ({key: m.streams[place] for key, m in of} for of in (own, between))
+                windows.append(Window(*parts))
+        builder.windows = tuple(windows)
+        self._leave(variables, edges)
+
+    @property
+    def _windows(self) -> int:
+        """The windows of a layer: forward, backward, and backward of the last of several micro-batches."""
+        return 2 if self.builder.micro_batches == 1 else 3
+
+    def _operators(self) -> dict[int, _Moved]:
+        builder, decided = self.builder, {v: t for s in self.builder.switches for v, t in s.variables.items()}
+        found = {}
+        for node, (variable, _) in builder.operators.items():
+            if node in self.layer:
+                plain = builder.tables[operator_key(builder, node)][0]
+                cost = decided[variable][0] if variable in decided else plain
+                tables = self._moved(cost, plain, "operator", partial(self._operator, node))
+                found[variable] = _Moved(self.layer[node], *tables)
+        return found
+
+    def _weights(self) -> dict[int, _Moved]:
+        builder, found = self.builder, {}
+        for base, (variable, _) in builder.weights.items():
+            layer = self.layer.get(builder.classes.uses[base][0].node)
+            if layer is not None and builder.pcg.nodes[base].gradient and base not in builder.sparse:
+                cost = builder.variables[variable].cost
+                found[variable] = _Moved(layer, *self._moved(cost, cost, "weight", partial(self._weight, base)))
+        return found
+
+    def _conversions(self) -> dict[int, _Moved]:
+        builder, decided = self.builder, {k: t for s in self.builder.switches for k, t in s.edges.items()}
+        found = {}
+        for edge, conversion in builder.conversions.items():
+            layer = builder.part_of(conversion, self.layer)
+            if layer is not None:
+                plain = builder.tables[conversion.key][0]
+                cost = decided[edge][0] if edge in decided else plain
+                tables = self._moved(cost, plain, conversion.source, partial(self._conversion, conversion))
+                found[edge] = _Moved(layer, *tables)
+        return found
+
+    def _operator(self, node: int) -> _Streams:
+        """Kernels, and conversions of constants that it reads."""
+        builder, k = self.builder, self.builder.micro_batches
+        found = builder.node_options.of(node)
+        constants = [p for p in range(len(found.inputs)) if builder.costs.kind(node, p) == "constant"]
+        converted = sum((builder.costs.undecided_ns(node, p) for p in constants), np.zeros_like(found.time_ns))
+        return _Streams(found.forward_ns * k + converted, 0, (found.time_ns - found.forward_ns) * k)
+
+    def _weight(self, base: int) -> _Streams:
+        """The gradient: added up over micro-batches, and reduced."""
+        builder, stored = self.builder, self.builder.weights[base][1]
+        precision, mesh, k = builder.precision, builder.transitions, builder.micro_batches
+        return _Streams(
+            backward=k * accumulate_ns(stored, precision, builder.roofline),
+            backward_traffic=k * scatter_ns(stored, mesh, precision),
+            reduced=reduce_ns(stored, mesh, precision),
+        )
+
+    def _conversion(self, conversion: Conversion) -> _Streams:
+        """A conversion of an activation, for which kernels wait, or of a weight."""
+        builder, base, k = self.builder, conversion.base, self.builder.micro_batches
+        table = builder.costs.table(base)
+        required = table.codes if conversion.use is None else builder.costs.required(conversion.use)
+        stored = builder.weights[base][1] if conversion.source == "weight" else None
+        if stored is not None:
+            given = stored.codes
+        else:
+            given = table.codes if conversion.source == "hub" else builder.node_options.of(base).output
+        a, b = table.position[given], table.position[required]
+        forward, both = table.forward[a][:, b] * k, table.total[a][:, b] * k
+        if builder.pcg.nodes[base].op != "parameter":
+            return _Streams(forward, 0, both - forward)
+        if stored is None:
+            return _Streams(0, forward, 0, both - forward, again=forward)
+        cast, twice = k * cast_ns(stored, builder.precision, builder.roofline)[:, None], stored.regather[:, None]
+        regathered = np.where(twice, forward, 0)
+        return _Streams(
+            forward=np.broadcast_to(cast, forward.shape),
+            forward_traffic=forward,
+            backward=np.broadcast_to(np.where(twice, cast, 0), forward.shape),
+            backward_traffic=both - forward + regathered,
+            again=forward - regathered,
+        )
+
+    def _moved(
+        self, cost: Table, plain: Table, kind: str, make: Callable[[], _Streams]
+    ) -> tuple[Table, tuple[Table, ...]]:
+        """What stays of a cost table [..., or M, ...], and the tables [2, ...] of its streams; made once.
+
+        `plain` is the table without recomputation.
+        """
+        if (id(cost), kind) not in self.cache:
+            self.cache[id(cost), kind] = self._split(cost, plain, make())
+        return self.cache[id(cost), kind]
+
+    def _split(self, cost: Table, plain: Table, streams: _Streams) -> tuple[Table, tuple[Table, ...]]:
+        allowed = (plain < INFINITE) & (cost < INFINITE)
+
+        def whole(part: Array | int) -> Array:
+            """In the shape of `cost`; tables of hubs that choose retention have their layouts twice."""
+            part = np.zeros_like(plain) if isinstance(part, int) else part
+            repeats = [n // m for n, m in zip(plain.shape, part.shape, strict=True)]
+            return np.where(allowed, np.tile(part, repeats), 0)
+
+        forward, gathered, backward, traffic, reduced, again = map(whole, streams)
+        more = np.where(allowed, cost - plain, 0)
+        again = np.where(more > 0, again, 0)
+        backward, traffic = backward + more - again, traffic + again
+        stays = cost - (forward + gathered + backward + traffic + reduced)
+        assert (stays >= 0).all()
+        k = self.builder.micro_batches
+        last = np.stack([backward // k, traffic // k + reduced])
+        before = [np.stack([x - x // k for x in (backward, traffic)])] if k > 1 else []
+        return stays, (np.stack([forward, gathered]), *before, last)
+
+    def _leave(self, variables: dict[int, _Moved], edges: dict[int, _Moved]) -> None:
+        """Take the moved costs out of the tables."""
+        builder = self.builder
+        switched = {v for s in builder.switches for v in s.variables}, {k for s in builder.switches for k in s.edges}
+        for v, moved in variables.items():
+            cost = moved.stays[0] if v in switched[0] else moved.stays
+            builder.variables[v] = replace(builder.variables[v], cost=cost)
+        for k, moved in edges.items():
+            cost = moved.stays[0] if k in switched[1] else moved.stays
+            builder.edges[k] = replace(builder.edges[k], cost=cost)
+        builder.switches = tuple(
+            replace(s, variables=_left(s.variables, variables), edges=_left(s.edges, edges)) for s in builder.switches
+        )
+
+
+def _left(tables: Mapping[int, SwitchTables], moved: Mapping[int, _Moved]) -> dict[int, SwitchTables]:
+    """The tables of a switch without the costs that were moved."""
+    return {key: (moved[key].stays if key in moved else cost, use, extra) for key, (cost, use, extra) in tables.items()}

@@ -1,0 +1,271 @@
+"""Relaxation of windows: the longest of their streams becomes a weighted sum of the streams.
+
+    max_k S_wk  =  max over a_w of Σ_k a_wk S_wk,      a_wk ≥ 0,  Σ_k a_wk = 1           ∀ windows w
+
+So any weights give a lower bound, whose network has no windows. Together with prices λ of capacities,
+
+    L(a, λ) = min_x cost(x) + Σ_wk a_wk S_wk(x) + Σ_r λ_r (use_r(x) - M_r)
+
+is concave, and every solution is a cut, as in `memory_price.py`; equal copies of a chain share weights. Kelley's method
+maximises the minimum of the cuts; where that does not raise the bound, the next point is nearer to the best one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log2
+
+import numpy as np
+
+from ...formulation.network.network import INFINITE
+from ..protocol import Search
+from .circuit import Circuit
+from .crossover import crossed
+from .factors import Factor, dense
+from .kernels import Floats
+from .memory_price import Price, at_price, least_use_of
+from .tables import Tables
+
+Weights = Mapping[int, tuple[float, ...]]  # of the streams of each window
+
+_GRAIN = 1 << 12  # weights are multiples of one part of this, so that sums are exact
+_LEAST = 1 / 256  # of any stream's weight at first, so that ties go to less of the others
+_ROUNDS, _ROUGH = 40, 3
+_FARTHER, _NEARER, _NEAREST = 2.0, 0.5, 0.1  # what a step from the best point is multiplied by if it raises the bound
+_LITTLE, _IDLE = 0.05, 5  # share of what cuts allow, and steps that raise the bound by less, after which it is left
+_CLOSE = 1e-6  # of the bound, likewise
+_ENOUGH = 0.05  # of the gap: a bound that can rise by less is left to lists
+_FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPrice:
+    """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions."""
+
+    weights: Weights
+    price: Price
+    cuts: tuple[tuple[int, ...], ...] = ()
+
+
+def weighted(circuit: Circuit, weights: Weights) -> Circuit:
+    """The circuit whose costs hold the weighted streams, each rounded down; it has no windows."""
+    known: dict[tuple[int, ...], Factor] = {}
+
+    def total(f: Factor) -> Factor:
+        key = id(f.time), *(x for w, table in f.streams for x in (w, id(table)))
+        if f.streams and key not in known:
+            known[key] = weighted_factor(f, weights)
+        return replace(f, time=known[key].time, streams=()) if f.streams else f
+
+    factors = tuple(map(total, circuit.factors))
+    return replace(circuit, factors=factors, leaves=tuple(f.narrow() for f in factors))
+
+
+def weighted_factor(f: Factor, weights: Weights) -> Factor:
+    """The factor with the weighted sum of its streams, rounded down, as cost."""
+    if not f.streams:
+        return f
+    found = np.zeros(f.time.shape)
+    for w, table in f.streams:
+        for weight, stream in zip(weights[w], table, strict=True):
+            if weight:
+                found += weight * stream
+    return replace(f, time=f.time + np.floor(found), streams=())
+
+
+class Cuts:
+    """Cuts (cost, streams..., use...) of solutions of a circuit, and what they say of a point (weights, prices)."""
+
+    def __init__(self, circuit: Circuit) -> None:
+        self.circuit = circuit
+        self.counts = {w: len(table) for f in circuit.factors for w, table in f.streams}
+        self.size = sum(self.counts.values())  # of the weights in a point
+        self.capacities = np.array(circuit.network.capacities, np.float64)
+        self.box = np.zeros(len(self.capacities))  # largest prices
+        self.rows: list[tuple[int, ...]] = []
+        most = max((table.max(initial=0) for f in circuit.factors for _, table in f.streams), default=0)
+        self._grain = float(min(_GRAIN, 2 ** max(0, 51 - ceil(log2(2 + most)))))
+
+    def _parts(self) -> Iterator[tuple[int, slice]]:
+        """The windows, with the places of their streams."""
+        at = 0
+        for w, k in self.counts.items():
+            yield w, slice(at, at + k)
+            at += k
+
+    def equal(self) -> Floats:
+        """The point of equal weights, without prices."""
+        point = np.zeros(self.size + len(self.capacities))
+        for _, part in self._parts():
+            point[part] = 1 / (part.stop - part.start)
+        return point
+
+    def normal(self, point: Sequence[float]) -> Floats:
+        """The point with weights that add up to one for every window."""
+        found = np.array(point)
+        for _, part in self._parts():
+            total = found[part].sum()
+            found[part] = found[part] / total if total > 0 else 1 / (part.stop - part.start)
+        return found
+
+    def weights(self, point: Floats) -> Weights:
+        """The weights of a point, rounded so that sums are exact."""
+        return {w: _rounded(point[part], self._grain) for w, part in self._parts()}
+
+    def add(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
+        """Add the cut of the best solution in the tables of a weighted circuit; returns a lower bound on its cost, and
+        its use."""
+        row = totals(self.circuit, slots)
+        self.rows.append(row)
+        streams = row[1 : 1 + self.size]
+        return row[0] + sum(max(streams[part]) for _, part in self._parts()), row[1 + self.size :]
+
+    def highest(self, least: float) -> tuple[Floats, float]:
+        """The point within the box, of weights at least `least`, that maximises the minimum of the cuts; that."""
+        from scipy.optimize import linprog
+
+        rows = np.array(self.rows, np.float64)
+        slopes = rows[:, 1:].copy()
+        slopes[:, self.size :] -= self.capacities
+        slopes[:, self.size :] *= self.box
+        scale = max(1.0, float(np.abs(rows[:, 0]).max()), float(slopes[:, : self.size].max(initial=0)))
+        sums = np.zeros((len(self.counts), 1 + self.size + len(self.capacities)))
+        for n, (_, part) in enumerate(self._parts()):
+            sums[n, 1 + part.start : 1 + part.stop] = 1
+        bounds = [(None, None), *[(least, 1.0)] * self.size, *[(0.0, 1.0)] * len(self.capacities)]
+        answer = linprog(
+            [-1.0] + [0.0] * (len(bounds) - 1),
+            A_ub=np.hstack([np.ones((len(rows), 1)), -slopes / scale]),
+            b_ub=rows[:, 0] / scale,
+            A_eq=sums,
+            b_eq=np.ones(len(self.counts)),
+            bounds=bounds,
+            method="highs",
+        )
+        if answer.x is None:  # HiGHS may give up
+            return self.equal(), -np.inf
+        point = np.maximum(answer.x[1:], 0.0)
+        point[self.size :] *= self.box
+        return point, float(answer.x[0]) * scale
+
+
+def price_windows(circuit: Circuit, search: Search) -> WindowPrice | None:
+    """Raise the bound of `search` by weights and prices, and offer the solutions found; None if infeasible."""
+    return _Pricing(circuit, search).maximised()
+
+
+class _Pricing:
+    """The search for the best point."""
+
+    def __init__(self, circuit: Circuit, search: Search) -> None:
+        self.circuit, self.search, self.cuts = circuit, search, Cuts(circuit)
+        self.best: WindowPrice | None = None
+        self.point = np.zeros(0)  # of `best`
+        self.solutions: list[tuple[int, ...]] = []  # cost, of windows too, and use
+        self.fitting: dict[bool, tuple[int, ...]] = {}  # by whether it fits: the last solution
+
+    def maximised(self) -> WindowPrice | None:
+        search, cuts, given = self.search, self.cuts, self.search.limits.prices
+        known = len(given) == cuts.size + len(cuts.capacities) and min(given) >= 0  # of a similar problem
+        if not self._evaluate(cuts.normal(given) if known else cuts.equal()):
+            return None
+        assert self.best is not None
+        if search.done:
+            return self.best
+        use = cuts.rows[0][1 + cuts.size :]
+        cuts.box = np.maximum(
+            _FIRST * max(1.0, abs(self.best.price.total)) / np.maximum(1.0, use), 2 * np.array(self.best.price.price)
+        )
+        for r, capacity in enumerate(self.circuit.network.capacities):
+            if use[r] > capacity and least_use_of(self.circuit, r, search.until) > capacity:
+                return None
+        least, step, idle = _LEAST, 1.0, 0
+        for _ in range(_ROUGH if search.limits.rough else _ROUNDS):
+            if search.done:
+                break
+            target, upper = cuts.highest(least)
+            before = self.best.price.value
+            gain = upper - before
+            room = search.ceiling - self.best.price.bound if search.ceiling < INFINITE else 0
+            if idle > _IDLE or gain <= max(_CLOSE * abs(upper), _ENOUGH * room):
+                if self._grow_box(target):
+                    continue
+                if not least:
+                    break
+                least, idle = 0.0, 0
+                continue
+            if not self._evaluate(self.point + step * (target - self.point)):
+                return None
+            risen = self.best.price.value - before
+            step = min(1.0, step * _FARTHER) if risen > 0 else max(_NEAREST, step * _NEARER)
+            idle = 0 if risen > _LITTLE * gain else idle + 1
+        if len(self.fitting) > 1 and not search.done:
+            cross(self.fitting, search)
+        return replace(self.best, cuts=tuple(self.solutions))
+
+    def _evaluate(self, point: Floats) -> bool:
+        """Add the cut of the best solution at a point, offer it, and raise the bound; False if there is no solution."""
+        search, circuit = self.search, self.circuit
+        weights = self.cuts.weights(point)
+        relaxed = weighted(circuit, weights)
+        now = at_price(relaxed, point[self.cuts.size :].tolist(), search.until)
+        if now.total == np.inf or now.bound > circuit.max_cost:
+            return False
+        search.raise_bound(now.bound)
+        if self.best is None or now.value > self.best.price.value:
+            self.best = WindowPrice(weights, now)
+            self.point = np.array([*(a for own in weights.values() for a in own), *now.price])
+            search.prices = tuple(self.point.tolist())
+        if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is needed
+            return True
+        cost, use = self.cuts.add(now.slots)
+        self.solutions.append((cost, *use))
+        fits = all(u <= c for u, c in zip(use, circuit.network.capacities, strict=True))
+        if use or search.better(cost + search.network.constant):
+            found = relaxed.decode(now.slots)
+            self.fitting[fits] = found
+            if fits:
+                search.offer(found)
+        return True
+
+    def _grow_box(self, target: Floats) -> bool:
+        """Enlarge the box of the prices at its edge, where some solution there uses too much; True if any was."""
+        cuts = self.cuts
+        use = np.array(cuts.rows[-1][1 + cuts.size :])
+        at_edge = (target[cuts.size :] >= cuts.box * (1 - 1e-9)) & (use > cuts.capacities)
+        cuts.box[at_edge] *= _GROWTH
+        return bool(at_edge.any())
+
+
+def cross(sides: Mapping[bool, tuple[int, ...]], search: Search) -> None:
+    """Offer crossovers of a solution that fits the capacities and one that does not."""
+    ends = list(sides.values())
+    for before, after in (ends, ends[::-1]):
+        mixed = crossed(dense(search.network), before, after)
+        if mixed is not None and search.better(mixed[0]):
+            search.offer(mixed[1])
+
+
+def _rounded(weights: Floats, grain: float) -> tuple[float, ...]:
+    """Multiples of 1 / grain that add up to one."""
+    parts = np.floor(weights * grain + 1e-6)
+    parts[int(np.argmax(weights))] += grain - parts.sum()
+    return tuple((parts / grain).tolist())
+
+
+def totals(circuit: Circuit, slots: Tables) -> tuple[int, ...]:
+    """Cost (without the constant), streams of the windows and use of the assignment that `decode` finds in `slots`.
+
+    `slots` are tables of the weighted circuit; equal windows of a chain are added up.
+    """
+    counts = {w: len(table) for f in circuit.factors for w, table in f.streams}
+    start = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist(), strict=False))
+    cost, streams, use = 0, [0] * sum(counts.values()), [0] * len(circuit.network.capacities)
+    for leaf, entries in zip(circuit.leaves, circuit.counts(slots), strict=True):
+        for entry, n in entries.items():
+            cost += n * int(leaf.time[entry])
+            for r, u in enumerate(() if leaf.use is None else leaf.use[entry].tolist()):
+                use[r] += n * int(u)
+            for w, table in leaf.streams:
+                for k, stream in enumerate(table):
+                    streams[start[w] + k] += n * int(stream[entry])
+    return cost, *streams, *use

@@ -1,0 +1,245 @@
+"""Windows: streams that run at the same time, of which the longest counts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from partita.formulation.network.chains import Position, find_chains
+from partita.formulation.network.checks import check_network, problems
+from partita.formulation.network.direct_sum import direct_sum
+from partita.formulation.network.network import (
+    INFINITE,
+    Chain,
+    Edge,
+    Network,
+    Variable,
+    Window,
+    chain_edges,
+    evaluate,
+    window_streams,
+)
+from partita.formulation.network.network_file import network_json, read_network
+from partita.formulation.network.without_switches import without_switches
+from partita.solvers.cache.digest import digest
+from partita.solvers.elimination import transient_memory
+from partita.solvers.elimination.order import TooWideError
+from partita.solvers.protocol import Limits, Status, solver
+
+from .test_switches import switched
+
+
+def windowed(network: Network, seed: int) -> Network:
+    """Random windows of two or three streams: outside of chains, and in every copy, all copies alike."""
+    rng = np.random.default_rng(seed + 1)
+    modes = {("v", v): (len(network.variables[s.variable].cost),) for s in network.switches for v in s.variables}
+    modes |= {("e", k): (len(network.variables[s.variable].cost),) for s in network.switches for k in s.edges}
+    found: list[Window] = []
+
+    def streams(k: int, part: tuple[str, int], cost: np.ndarray) -> np.ndarray:
+        table = rng.integers(0, 12, (k, *modes.get(part, ()), *cost.shape))
+        return table * (rng.random(k) < 0.7).reshape(-1, *[1] * (table.ndim - 1))
+
+    def window(own: list[int], among: list[int]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        count = int(rng.integers(2, 4))
+        some = [v for v in own if rng.random() < 0.7]
+        edges = [k for k in among if rng.random() < 0.6]
+        return (
+            {v: streams(count, ("v", v), network.variables[v].cost) for v in some},
+            {k: streams(count, ("e", k), network.edges[k].cost) for k in edges},
+        )
+
+    copy_edges, rest = chain_edges(network)
+    chained = {v for c in network.chains for part in (c.boundaries, *c.copies) for v in part}
+    outside = [v for v in range(len(network.variables)) if v not in chained]
+    for _ in range(int(rng.integers(0, 3))):
+        own, among = window(outside, [k for k in rest if not {network.edges[k].u, network.edges[k].v} <= chained])
+        found += [Window(own, among)] if own or among else []
+    for chain, inside in zip(network.chains, copy_edges, strict=True):
+        for _ in range(int(rng.integers(0, 3))):
+            own, among = window(list(chain.copies[0]), inside[0])
+            if not own and not among:
+                continue
+            for i, copy in enumerate(chain.copies):
+                mine = {copy[chain.copies[0].index(v)]: t for v, t in own.items()}
+                found.append(Window(mine, {inside[i][inside[0].index(k)]: t for k, t in among.items()}))
+    return replace(network, windows=tuple(found))
+
+
+def found(
+    make_network: Callable[[int], Network], seed: int, kind: int | None = None, binds: bool | None = None
+) -> Network:
+    """A small network with windows; `kind` 0 has no switches, 2 transient use; in half of them memory binds."""
+    rng = np.random.default_rng(seed)
+    kind = int(rng.integers(3)) if kind is None else kind
+    network = make_network(seed)
+    network = windowed(switched(network, seed, kind == 2) if kind else network, seed)
+    assume(network.windows and prod(len(v.cost) for v in network.variables) <= 2000)
+    check_network(network)
+    if rng.random() < 0.5 if binds is None else not binds:
+        return network
+    some = [int(rng.integers(len(v.cost))) for v in network.variables]
+    return replace(network, capacities=evaluate(network, some).use)
+
+
+def picks(network: Network, seed: int) -> tuple[int, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(int(rng.integers(len(v.cost))) for v in network.variables)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_files_digests_and_other_forms_keep_windows(make_network, seed: int) -> None:
+    network = found(make_network, seed)
+    text = json.dumps(network_json(network))
+    again = read_network(json.loads(text))
+    assert digest(again) == digest(read_network(json.loads(text))) != digest(replace(again, windows=()))
+    some = picks(network, seed)
+    assert window_streams(again, some) == window_streams(network, some)
+    if not any(s.has_extra for s in network.switches) or not network.capacities:
+        plain = without_switches(network)
+        rng = np.random.default_rng(seed)
+        for _ in range(5):
+            options = [int(rng.integers(len(v.cost))) for v in plain.network.variables]
+            if (verdict := evaluate(plain.network, options)).cost < INFINITE:
+                assert verdict.cost == evaluate(network, plain.lift(options)).cost
+    two = direct_sum([network, replace(network, constant=network.constant + 5)])
+    check_network(two.network)
+    for q in (0, 1):
+        shifted = [x if start is None else start[q] + x for x, start in zip(some, two.starts, strict=True)]
+        mine = evaluate(two.network, [*shifted, q])
+        if mine.cost < INFINITE:
+            assert mine.cost == evaluate(network, some).cost + 5 * q
+
+
+def row(count: int) -> tuple[Network, list[Position]]:
+    """Layers of two variables between cuts; the window of each has one of them, and the edges on both sides."""
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    none, link, own = np.zeros((2, 0), np.int64), t([0, 3], [2, 1]), t([1, 0], [0, 5])
+    both, one = t([[1, 0], [0, 2]], [[3, 1], [0, 0]]), t([4, 1], [0, 3])
+    variables = [Variable(f"v{k}", t(0, 0) if k % 3 == 0 else t(1, 2), none) for k in range(3 * count + 1)]
+    variables = [replace(v, cost=variables[k % 3].cost) for k, v in enumerate(variables)]
+    edges = [Edge(k, k + 1, link) for k in range(3 * count)]
+    windows = tuple(Window({3 * k + 1: one, 3 * k + 2: own}, {3 * k: both, 3 * k + 2: both}) for k in range(count))
+    network = Network(tuple(variables), tuple(edges), windows=windows)
+    return network, [Position(k, cut=True) for k in range(3 * count + 1)]
+
+
+def test_cuts_spare_windows_and_chains_have_equal_ones() -> None:
+    network, positions = row(5)
+    (chain,) = find_chains(network, positions)
+    assert chain == Chain(tuple(range(0, 16, 3)), tuple((3 * k + 1, 3 * k + 2) for k in range(5)))
+    check_network(replace(network, chains=(chain,)))
+    assert not find_chains(replace(network, windows=()), positions)[0].copies[0]  # every variable is a boundary
+    other = Window({7: network.windows[0].variables[1]}, network.windows[2].edges)
+    odd = replace(network, windows=(*network.windows[:2], other, *network.windows[3:]))
+    assert max(map(len, find_chains(odd, positions))) == 2
+    assert any("copy 2 differs" in p for p in problems(replace(odd, chains=(chain,))))
+
+
+@pytest.mark.parametrize(
+    ("window", "what"),
+    [
+        (Window({}, {}), "no tables"),
+        (Window({0: np.zeros((2, 3), np.int64)}, {}), "expected int64, (2, 2)"),
+        (Window({0: np.full((2, 2), -1)}, {}), "from -1 to -1 ns"),
+        (Window({0: np.zeros((2, 2))}, {}), "float64"),
+        (
+            Window({0: np.zeros((2, 2), np.int64), 1: np.zeros((3, 2), np.int64)}, {}),
+            "(3, 2) of int64, expected int64, (2, 2)",
+        ),
+        (Window({99: np.zeros((2, 2), np.int64)}, {}), "variable 99"),
+        (Window({1: np.zeros((2, 2), np.int64), 4: np.zeros((2, 2), np.int64)}, {}), "partly in a copy"),
+        (Window({3: np.zeros((2, 2), np.int64)}, {}), "boundary"),
+    ],
+)
+def test_wrong_windows_are_named(window: Window, what: str) -> None:
+    network, positions = row(3)
+    network = replace(network, chains=find_chains(network, positions), windows=(window,))
+    assert any(what in p for p in problems(network))
+
+
+# Solvers
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [("auto", 6), ("elimination", 4), ("cpsat", 2), ("cpsat-plain", 4), ("milp", 2), ("smt", 2)],
+)
+def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples: int, kind: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(st.integers(0, 10**6))
+    def agree(seed: int) -> None:
+        network = found(make_network, seed, kind)
+        best = truth(network)
+        assert solver(name).accepts(network)
+        answer = solver(name).solve(network)
+        assert (answer.status, answer.objective) == (
+            (Status.INFEASIBLE, None) if best is None else (Status.OPTIMAL, best)
+        ), answer.words
+        assert best is None or evaluate(network, answer.assignment or ()).cost == best == answer.bound
+
+    agree()
+
+
+@pytest.mark.parametrize("name", ["auto", "cpsat", "milp", "smt"])
+def test_windows_of_wide_networks_are_bounded_and_small_ones_closed(make_network, truth, monkeypatch, name) -> None:
+    def wide(network: Network) -> None:
+        raise TooWideError("a table")
+
+    monkeypatch.setattr(transient_memory, "compile_network", wide)
+    for seed in (3, 11, 16):
+        network = windowed(make_network(seed), seed)
+        answer, best = solver(name).solve(network), truth(network)
+        assert (answer.objective, answer.bound) == (best, INFINITE if best is None else best)
+        quick = solver(name).solve(network, Limits(quick=True))
+        assert best is None or quick.bound <= best <= (quick.objective or INFINITE)
+
+
+def test_streams_cost_less_than_their_sum_and_the_optimum_of_the_sum_is_no_better(make_network) -> None:
+    for seed in range(40):
+        network = found_or_none(make_network, seed)
+        if network is None:
+            continue
+        together, apart = solver("auto").solve(network), solver("auto").solve(summed(network))
+        if apart.assignment is not None:
+            assert together.objective <= evaluate(network, apart.assignment).cost <= apart.objective
+
+
+def found_or_none(make_network, seed: int) -> Network | None:
+    network = windowed(make_network(seed), seed)
+    return network if network.windows else None
+
+
+def summed(network: Network) -> Network:
+    """The network whose streams run one after the other: windows of one stream."""
+
+    def one(window: Window) -> Window:
+        return Window(*({k: t.sum(axis=0)[None] for k, t in of.items()} for of in (window.variables, window.edges)))
+
+    return replace(network, windows=tuple(map(one, network.windows)))
+
+
+@pytest.mark.parametrize("layers", [4, 40])
+def test_copies_of_windows_are_bounded_exactly(layers: int) -> None:
+    """Streams of one layer balance badly: weights leave a gap as many times as there are layers, exact copies none."""
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    none = np.zeros((2, 0), np.int64)
+    variables = (*(Variable(f"b{i}", t(0, 0), none) for i in range(layers + 1)),)
+    variables += (*(Variable(f"x{i}", t(0, 0), none) for i in range(layers)),)
+    link = t([0, 5], [5, 0])
+    edges = [Edge(*ends, link) for i in range(layers) for ends in ((i, layers + 1 + i), (layers + 1 + i, i + 1))]
+    streams = t([100, 0], [0, 100])  # the longest of both is 100, their mean 50
+    chain = Chain(tuple(range(layers + 1)), tuple((layers + 1 + i,) for i in range(layers)))
+    windows = tuple(Window({layers + 1 + i: streams}, {}) for i in range(layers))
+    network = Network(variables, tuple(edges), chains=(chain,), windows=windows)
+    check_network(network)
+    answer = solver("auto").solve(network)
+    assert (answer.objective, answer.bound) == (100 * layers, 100 * layers)
+    assert answer.words == "proved by prices"
