@@ -63,19 +63,25 @@ class Parallel:
             loss = self.program.backward(self._model, self._optimizer, inputs, self.mesh, self.step, self.local)
         self.step += 1
         found = self._parts.gradients()
-        self._optimizer.zero_grad()
+        self._let_go()
         return loss, found
+
+    def _let_go(self) -> None:
+        """Leave gradients to the user's parameters; the program takes other memory for the next ones."""
+        for bucket in self._optimizer.buckets:
+            bucket.flat = None
+        for w in self._model.parameters():
+            w.grad = None
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients of `module` to a norm of at most `max_norm`; returns their norm, over all ranks' parts.
 
         In place of `nn.utils.clip_grad_norm_`, which knows this rank's parts only. Every rank takes part.
         """
-        self._optimizer.zero_grad()
         for part in self._parts.trained:
             part.put_gradient()
         norm: Tensor = self._optimizer.norm()
-        self._optimizer.zero_grad()
+        self._let_go()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for x in self._parts.values():
             if x.grad is not None:

@@ -187,7 +187,7 @@ class Parts:
                     part.own.copy_(part.value)
 
     def hand_back(self, weights: bool = False) -> None:
-        """Give the user's tensors with other memory what the program has changed: buffers, or `weights` as well."""
+        """Copy buffers, or `weights` as well, from the program to tensors that the user has given other memory."""
         with torch.no_grad():
             for part in self.all:
                 if part.apart and (weights or not isinstance(part.value, nn.Parameter)):

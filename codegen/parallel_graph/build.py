@@ -70,7 +70,7 @@ class _Build:
         self.owner: dict[int, int] = {}  # of a node of the plan's graph, the node that computes or stores it
         self.passes: dict[tuple[int, int], int] = {}  # weight and pass -> the weight as that pass shares it
         cost = stage_price(plan)
-        self.kept = cost.kept
+        self.kept, self.hidden_ns = cost.kept, cost.hidden_ns
         self.items: dict[_Place, deque[Item]] = defaultdict(deque)
         self.sums: dict[int, list[Item]] = defaultdict(list)  # collectives on gradients, by weight
         for item in cost.items:
@@ -90,9 +90,8 @@ class _Build:
         output = self.output()
         self.assign_rest()
         reserve = sum(kept.bytes for kept in self.kept if kept.node < 0)
-        return ParallelGraph(
-            tuple(self.sizes.items()), self.plan.micro_batches, tuple(self.nodes), output, reserve_bytes=reserve
-        )
+        shape = tuple(self.sizes.items()), self.plan.micro_batches
+        return ParallelGraph(*shape, tuple(self.nodes), output, reserve_bytes=reserve, hidden_ns=self.hidden_ns)
 
     # Nodes
 

@@ -247,7 +247,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
         where = f"stage {number}"
         if part.machine != machine:
             raise PartitaError(f"{where} is planned for {part.machine.name}, not for its part of {plan.machine.name}")
-        for name in ("placement", "micro_batches", "dtype", "optimizer"):
+        for name in ("placement", "micro_batches", "dtype", "optimizer", "overlap"):
             here, there = getattr(part, name), getattr(first, name)
             if here != there:
                 raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")

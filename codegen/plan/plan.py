@@ -51,7 +51,8 @@ class Plan:
     says how weights begin. `recompute` names the segments (`model.graph.segments`) whose forward runs once more before
     their backward: `full` or `selective`. `names` are those of the axes, where stages share them; not saved either. Of
     a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a
-    message to the next stage.
+    message to the next stage. With `overlap` the program communicates while it
+    computes; `hiding` names the layers that are priced so.
     """
 
     graph: PCG
@@ -69,6 +70,8 @@ class Plan:
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
     transfer: CollectivePrice | None = None
+    overlap: bool = True
+    hiding: tuple[str, ...] = ()
 
     schedule = ONE_F_ONE_B  # no fields here, since a single stage has nothing to order
     chunks = 1
@@ -269,13 +272,15 @@ class PipelinePlan(Plan):
     names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     in_flight: int = 1
     transfer: CollectivePrice | None = None
+    overlap: bool = field(init=False)
+    hiding: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", schedule_named(self.schedule))
         check_pipeline(self)
         first = self.stages[0]
-        shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer")}
+        shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap")}
         recompute = {name: mode for stage in self.stages for name, mode in stage.recompute.items()}
         mesh = of_rows((self.row, *first.placement.matrix))
         for name, value in (shared | {"recompute": recompute, "placement": mesh}).items():

@@ -86,6 +86,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "optimizer": plan.optimizer,
         "micro_batches": plan.micro_batches,
         "machine": plan.machine.to_json(),
+        **({} if plan.overlap else {"overlap": False}),
         **({"initial": plan.initial.to_json()} if plan.initial else {}),
         **(_pipeline_json(plan) if plan.size > 1 else _stage_json(plan)),
         "report": plan.report,
@@ -102,6 +103,7 @@ def _stage_json(plan: Plan) -> dict[str, Any]:
         "choices": {node.name: choice_json(plan.graph, index, choice) for index, (node, choice) in nodes},
         **({"recompute": dict(plan.recompute)} if plan.recompute else {}),
         **({"in_flight": plan.in_flight} if plan.in_flight > 1 else {}),
+        **({"hiding": list(plan.hiding)} if plan.hiding else {}),
         **({"transfer": [price.latency_ns, price.ns_per_byte]} if price else {}),
     }
 
@@ -164,7 +166,7 @@ def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple
         raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
     if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
         raise ValueError(f"bounds {bounds} are not increasing numbers of boundaries")
-    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches")}
+    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap") if key in data}
     plans = []
     for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
         with _errors_at(f"stage {place}", prefix=True):
@@ -190,6 +192,8 @@ def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[st
         recompute=_object("recompute", data.get("recompute", {})),
         in_flight=whole(data.get("in_flight", 1)),
         transfer=_transfer(data["transfer"]) if "transfer" in data else None,
+        overlap=_flag(data, "overlap", default=True),
+        hiding=tuple(map(str, as_list(data.get("hiding", [])))),
     )
 
 
@@ -232,6 +236,13 @@ def _schedule(data: Mapping[str, Any]) -> Schedule:
     if named.limit is None and "orders" not in data:
         return named
     return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))
+
+
+def _flag(data: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = data.get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.40}, not true or false")
+    return value
 
 
 def _object(name: str, data: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def graph(
     from ...model.capture.capture import capture
     from ...model.capture.objective import TrainedModule
 
-    captured = capture(model, inputs, loss=loss, **options)
+    captured = capture(model, inputs, loss=loss, **{"dropout": "counters", **options})
     made = Graph(captured if batch is None else with_batch(captured, batch), prover)
     made.module = TrainedModule(model, inputs, loss)
     return made

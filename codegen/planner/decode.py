@@ -1,5 +1,6 @@
 """From an assignment of the cost network to one choice per node of the graph, and to a report of its costs."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from ...formulation.bundles.branch_options import PlacedBundle
 from ...formulation.bundles.bundles import inside
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.network.network import evaluate
+from ...formulation.network.network import Network, evaluate, window_streams, window_terms
 from ...formulation.strategies.tensor_classes import handover, without_addends
 from ...formulation.strategies.transitions import space
 from ...model.graph.atoms import atoms
@@ -185,8 +186,9 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
     per_node: dict[str, int] = {}
     conversions: list[dict[str, Any]] = []
+    streams, hidden = _streams(network, assignment)
     for number, term in enumerate(network.terms()):
-        cost = int(term.cost[tuple(assignment[v] for v in term.scope)])
+        cost = int(term.cost[tuple(assignment[v] for v in term.scope)]) + streams[number]
         if number < len(network.variables):
             parts["gradients" if number in stored else "compute"] += cost
             if number in names and cost:
@@ -196,7 +198,7 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
         parts["weights" if u in stored or u in hub_of_weight else "conversions"] += cost
         if cost:
             conversions.append({"from": network.variables[u].name, "to": network.variables[v].name, "ns": cost})
-    assert sum(parts.values()) == checked.cost, (parts, checked.cost)
+    assert sum(parts.values()) - hidden == checked.cost, (parts, hidden, checked.cost)
     bundles = _bundle_reports(found, assignment)
     return {
         **({"bundles": bundles} if bundles else {}),
@@ -204,9 +206,21 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
         "capacity_bytes": found.machine.device.capacity_bytes,
         "unsplit_flops": unsplit_flops([(found, assignment)]),
         "parts_ns": parts,
+        "hidden_ns": hidden,
         "operators_ns": per_node,
         "conversions": conversions,
     }
+
+
+def _streams(network: Network, assignment: Sequence[int]) -> tuple[Counter[int], int]:
+    """What every term, in the network's order, adds to streams (ns), and how much less the windows take."""
+    found = Counter[int]()
+    for window, terms in zip(network.windows, window_terms(network), strict=True):
+        numbers = (*window.variables, *(len(network.variables) + k for k in window.edges))
+        for number, (scope, table) in zip(numbers, terms, strict=True):
+            options = tuple(assignment[v] for v in scope)
+            found[number] += sum(table.item(k, *options) for k in range(window.streams))
+    return found, found.total() - sum(map(max, window_streams(network, assignment)))
 
 
 def _bundle_reports(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:

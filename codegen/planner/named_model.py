@@ -24,8 +24,8 @@ def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, T
     from ...model.capture.load import load_model
 
     built = load_model(reference, small=small, sequence=training.sequence)
-    shapes = {name: x.shape for name, x in fixed_buffers(built.module).items()}
-    if shapes:  # on meta, but their values belong to the program
+    shapes = {name: x.shape for name, x in fixed_buffers(built.module).items() if x.is_meta}
+    if shapes:  # their values belong to the program
         build = _builder(reference, small=small, sequence=training.sequence)
         set_buffers(built.module, constructed(build, shapes, SEED))
     graph = capture(
@@ -34,6 +34,7 @@ def captured(reference: str, training: Training, *, small: bool) -> tuple[PCG, T
         batch=max(training.batch, 2),
         allow_unknown=training.allow_unknown,
         statistics=training.statistics,
+        dropout=training.dropout,
         loss=training.loss or built.loss,
         batch_dim=parse_batch_dim(training.batch_dim),
     )

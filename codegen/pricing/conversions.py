@@ -31,10 +31,12 @@ class Conversions:
         weight_versions: int = 0,
         deferred_weight_gradients: int = 0,
         *,
+        delays_messages: bool = False,
         whole: Plan,
     ) -> None:
         self.plan, self.graph, self.k, self.whole = plan, plan.graph, plan.micro_batches, whole
         self.weight_versions, self.deferred_weight_gradients = weight_versions, deferred_weight_gradients
+        self.delays_messages = delays_messages
         self.device, self.precision = plan.machine.device, precision(plan.dtype)
         self.transitions = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)

@@ -42,9 +42,10 @@ def critical_path(plan: Plan, classes: Classes, price: StagePrice) -> StagePrice
     for kept in price.kept:
         sizes[tuple(path.get(kept.node, ()))] += kept.bytes
     slow, full = _critical(times), _critical(sizes)
-    return StagePrice(
-        [item for item in price.items if all(slow[join] == at for join, at in path.get(item.at, ()))],
-        [kept for kept in price.kept if all(full[join] == at for join, at in path.get(kept.node, ()))],
+    return replace(
+        price,
+        items=[item for item in price.items if all(slow[join] == at for join, at in path.get(item.at, ()))],
+        kept=[kept for kept in price.kept if all(full[join] == at for join, at in path.get(kept.node, ()))],
     )
 
 

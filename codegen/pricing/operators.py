@@ -46,14 +46,14 @@ class OperatorPrices(Conversions):
         sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
         kernels = entry.kernels(node, sources)
-        forward = self.kernel(work, traffic * entry.passes, kernels)
+        forward = self.kernel(work, traffic * entry.moved(node), kernels)
         self.work("compute", node.op, "forward", index, forward, at)
         if self.mode(index) != "none" and not self.keeps_output(index):
             self.work("compute", node.op, "recompute", index, forward, at)
         if not node.gradient:
             return
         back = work * backward_factor(node, sources, entry.matmul)
-        moved = 2 * traffic * entry.passes
+        moved = 2 * traffic * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self.item(index)
         self.work("compute", node.op, "backward", index, self.kernel(back, moved, kernels), at)
@@ -111,17 +111,28 @@ class OperatorPrices(Conversions):
             self.hold("activations", index, LOSS_TRANSIENTS[node.op] * first * (ITEMSIZE["float32"] + extra))
 
     def transfer(self, index: int, size_bytes: int) -> None:
-        """A tensor from one stage of a pipeline to the next, and its gradient back."""
+        """A tensor from one stage of a pipeline to the next, and its gradient back.
+
+        A program that waits does so at both ends. One that overlaps is busy with what it sends: `send` the tensor,
+        `receive` the gradient; where messages are delays between slots, the receiver waits for the first.
+        """
         node = self.graph.nodes[index]
-        ns = self.transitions.transfer.ns(size_bytes)
+        ns, receives = self.transitions.transfer.ns(size_bytes), node.op == "receive"
         self.hold("reserve", index, messages(node.gradient) * size_bytes)
-        phases: tuple[Phase, ...] = ("forward", "backward") if node.gradient else ("forward",)
+        count = self.k
+        phases: tuple[Phase, ...] = ("forward", "backward")
+        if self.plan.overlap and self.delays_messages:
+            count, phases = 1, ("forward",) if receives else ()
+        elif self.plan.overlap:
+            phases = ("backward",) if receives else ("forward",)
         for phase in phases:
-            self.add(
-                Item(
-                    "conversions", node.op, phase, index, index, PriceSlot.KERNEL, ns=ns, count=self.k, bytes=size_bytes
-                )
-            )
+            if phase == "forward" or node.gradient:
+                self.add(
+                    Item(
+                        "conversions", node.op, phase, index, index, PriceSlot.KERNEL,
+                        ns=ns, count=count, bytes=size_bytes,
+                    )
+                )  # fmt: skip
 
     def keeps_output(self, index: int) -> bool:
         """True if a recomputed segment keeps a node's output: that of products, if nothing is sent inside of them."""

@@ -32,8 +32,9 @@ class SlotRun(NamedTuple):
 def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[SlotRun, ...]:
     """All slots, each as soon as its devices are free and its dependencies are done.
 
-    Transfers are part of the slots at both ends. Equal stages whose backwards are whole end with the step
-    that is predicted (`step_ns`); unequal ones may end later.
+    Messages of programs that wait are part of the slots at both ends; equal stages whose backwards are whole then end
+    with the predicted step (`step_ns`), unequal ones may end later. With overlap, messages are part of their senders'
+    slots, or pass between slots (`Schedule.delays_messages`).
     """
     problem = slot_problem(plan, stages)
     made = [
@@ -49,19 +50,36 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[SlotRun, ...]:
 
 
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
-    """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once."""
-    chain, split = [], plan.schedule.splits_backward
+    """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
+
+    Where messages pass between slots, a slot is no shorter than its message: so none waits for the link.
+    """
+    chain, split, count = [], plan.schedule.splits_backward, plan.micro_batches
+    delayed = plan.overlap and plan.schedule.delays_messages
+    arriving = [_messages(part, cost) if delayed else (0, 0) for part, cost in zip(plan.stages, stages, strict=True)]
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
-        forward, backward = (phase_ns(cost, phase) // plan.micro_batches for phase in ("forward", "backward"))
-        weights = weights_ns(part, cost) // plan.micro_batches if split and number > 0 else 0
-        chain.append(Stage(max(1, forward), max(1, backward - weights), max(1, weights) if split else 0))
-    return chunked(chain, plan.size, plan.micro_batches, room)
+        (first, back), (ahead, _) = arriving[number], (*arriving, (0, 0))[number + 1]
+        forward = (phase_ns(cost, "forward") - first) // count
+        backward = phase_ns(cost, "backward") // count
+        weights = weights_ns(part, cost) // count if split and number > 0 else 0
+        chain.append(
+            Stage(
+                max(1, forward, ahead), max(1, backward - weights, back), max(1, weights) if split else 0,
+                forward_message_ns=ahead, backward_message_ns=back,
+            )
+        )  # fmt: skip
+    return chunked(chain, plan.size, count, room)
+
+
+def _messages(plan: Plan, cost: StagePrice) -> tuple[int, int]:
+    """How long one message to a stage takes, and one with the gradients back."""
+    items = [item for item in cost.items if item.kind == "receive"]
+    return sum(item.ns for item in items), sum(item.ns for item in items if plan.graph.nodes[item.node].gradient)
 
 
 def phase_ns(cost: StagePrice, phase: Phase) -> int:
     """How long a stage works in one phase of a step; recomputation counts as backward."""
-    phases = ("recompute", "backward") if phase == "backward" else (phase,)
-    return sum(item.total_ns for item in cost.items if item.phase in phases)
+    return cost.phase_ns(phase) + (cost.phase_ns("recompute") if phase == "backward" else 0)
 
 
 def weights_ns(plan: Plan, cost: StagePrice) -> int:

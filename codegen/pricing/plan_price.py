@@ -30,9 +30,12 @@ def plan_price(plan: Plan) -> PlanPrice:
     slots, each started as early as possible. If steps overlap, it is the busy time of the slowest stage.
     """
     schedule, shape = plan.schedule, (plan.size, plan.chunks, plan.micro_batches)
+    counts = (
+        (schedule.weight_versions(s), schedule.deferred_weight_gradients(*shape, s)) for s in range(len(plan.parts))
+    )
     stages = tuple(
-        stage_price(part, schedule.weight_versions(s), schedule.deferred_weight_gradients(*shape, s))
-        for s, part in enumerate(plan.parts)
+        stage_price(part, *count, delays_messages=schedule.delays_messages)
+        for part, count in zip(plan.parts, counts, strict=True)
     )
     held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
     busy_ns = [stage.objective_ns for stage in stages]

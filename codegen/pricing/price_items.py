@@ -3,13 +3,17 @@
 Totals are sums of items, and `show` prints the same list. ns are of a whole step, bytes of the rank that holds most.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
+from ...model.graph.layout import Action
+
 Part: TypeAlias = Literal["compute", "conversions", "weights", "gradients"]
 Phase: TypeAlias = Literal["forward", "recompute", "backward", "update"]
 PARTS: tuple[Part, ...] = ("compute", "conversions", "weights", "gradients")
+CAST = "cast"  # the kind of an item that casts a weight
 MEMORY = ("states", "activations", "weights", "recomputed", "reserve")
 
 
@@ -46,6 +50,16 @@ class Item:
     def total_ns(self) -> int:
         return self.ns * self.count
 
+    @property
+    def reduces(self) -> bool:
+        """True if it adds up a gradient over ranks."""
+        return self.part == "gradients" and self.kind in (Action.SUM.value, Action.SCATTER_SUM.value)
+
+    @property
+    def hides(self) -> bool:
+        """True if it may run beside kernels: a weight is converted, or a gradient reduced."""
+        return self.reduces or (self.part == "weights" and self.kind != CAST)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -56,16 +70,76 @@ class Kept:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """ns of a step in one phase of a layer: kernels with all that they wait for, and traffic of weights beside them.
+
+    `reduced_ns` of the traffic runs once a step, which is counted as part of the update.
+    """
+
+    layer: str
+    phase: Phase
+    kernels_ns: int
+    traffic_ns: int
+    reduced_ns: int = 0
+
+    @property
+    def hidden_ns(self) -> int:
+        """Time saved by running both at once."""
+        return min(self.kernels_ns, self.traffic_ns)
+
+
 @dataclass
 class StagePrice:
-    """All items of a step, and all memory."""
+    """All items of a step, and all memory.
+
+    `layer_of` names, for nodes of layers that hide the traffic of their weights (`formulation.encoding.overlap`), the
+    layer; there are `micro_batches` in a step.
+    """
 
     items: list[Item] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    layer_of: Mapping[int, str] = field(default_factory=dict)
+    micro_batches: int = 1
+
+    @property
+    def overlaps(self) -> list[Overlap]:
+        """Forward and backward of every layer that hides traffic; the last micro-batch's backward on its own.
+
+        Recomputation counts as backward. Reductions that run once a step hide in the last micro-batch.
+        """
+        each: dict[str, list[list[int]]] = {}  # of a layer kernels and traffic of forward and backward, and reductions
+        for item in self.items:
+            layer = self.layer_of.get(item.at)
+            if layer is None or (item.phase == "update" and not item.reduces):
+                continue
+            place = 2 if item.phase == "update" else int(item.phase != "forward")
+            each.setdefault(layer, [[0, 0] for _ in range(3)])[place][item.hides] += item.total_ns
+        found, k = [], self.micro_batches
+        for layer, (forward, backward, (_, reduced)) in each.items():
+            last = [ns // k for ns in backward]
+            found.append(Overlap(layer, "forward", *forward))
+            if k > 1:
+                found.append(Overlap(layer, "backward", *(ns - one for ns, one in zip(backward, last, strict=True))))
+            found.append(Overlap(layer, "backward", last[0], last[1] + reduced, reduced))
+        return found
+
+    @property
+    def hidden_ns(self) -> int:
+        """ns of a step in which weights are gathered, or gradients reduced, while a layer computes."""
+        return sum(overlap.hidden_ns for overlap in self.overlaps)
+
+    def phase_ns(self, phase: Phase) -> int:
+        """ns of a step in one phase; what is hidden counts less."""
+        taken = sum(item.total_ns for item in self.items if item.phase == phase)
+        if phase == "update":
+            return taken - sum(min(overlap.hidden_ns, overlap.reduced_ns) for overlap in self.overlaps)
+        hidden = (max(0, o.hidden_ns - o.reduced_ns) for o in self.overlaps if o.phase == phase)
+        return taken - sum(hidden)
 
     @property
     def ns(self) -> dict[str, int]:
-        """ns of a step by part."""
+        """ns of a step by part, hidden or not."""
         result: dict[str, int] = dict.fromkeys(PARTS, 0)
         for item in self.items:
             result[item.part] += item.total_ns
@@ -86,7 +160,7 @@ class StagePrice:
 
     @property
     def objective_ns(self) -> int:
-        return sum(item.total_ns for item in self.items)
+        return sum(item.total_ns for item in self.items) - self.hidden_ns
 
     @property
     def memory_bytes(self) -> int:

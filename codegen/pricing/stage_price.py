@@ -4,9 +4,11 @@ The cost model, stated a second time in plain Python: it confirms the objective 
 of its encoding. Every kernel and every collective is one item (`price_items.py`).
 """
 
+from ...formulation.strategies.tensor_classes import classes
 from ...formulation.weights.storage import transient_buffers
 from ...model.graph.constants import built_once, held
 from ...model.graph.pcg import SOURCES
+from ...model.graph.segments import segments
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..plan.plan import Plan
@@ -15,18 +17,28 @@ from .price_items import StagePrice
 from .weights import WeightPrices
 
 
-def stage_price(plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0) -> StagePrice:
+def stage_price(
+    plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0, delays_messages: bool = False
+) -> StagePrice:
     """The predicted time and memory of a stage, or of a plan without a pipeline.
 
-    The two counts are those of `StageContext`.
+    The two counts, and whether messages are delays between slots, are those of `StageContext`.
     """
-    price = StagePrice()
+    known = classes(plan.graph)
+    layer_of = {
+        i: layer.name
+        for layer in segments(plan.graph)
+        if layer.name in plan.hiding
+        for i in layer.nodes
+        if not known.constant[i]
+    }
+    price = StagePrice(layer_of=layer_of, micro_batches=plan.micro_batches)
     for part in (plan, *plan.ranges.values()):
-        made = _Pricing(part, weight_versions, deferred_weight_gradients, whole=plan)
+        made = _Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
         made.run()
         price.items += made.price.items
         price.kept += made.price.kept
-    return critical_path(plan, made.classes, price)
+    return critical_path(plan, known, price)
 
 
 class _Pricing(WeightPrices):

@@ -14,7 +14,7 @@ from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.optimizers import optimizer_states
 from .operators import OperatorPrices
-from .price_items import Item, PriceSlot
+from .price_items import CAST, Item, PriceSlot
 
 
 class WeightPrices(OperatorPrices):
@@ -38,11 +38,11 @@ class WeightPrices(OperatorPrices):
         moved = self.convert("weights", index, choice.output, target, first.node, regather=choice.regather)
         cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
         if self.precision.mixed:
-            self.work("weights", "cast", "forward", index, cast, first.node, slot=PriceSlot.BEFORE)
+            self.work("weights", CAST, "forward", index, cast, first.node, slot=PriceSlot.BEFORE)
             if recomputed:
-                self.work("weights", "cast", "recompute", index, cast, first.node, slot=PriceSlot.BEFORE)
+                self.work("weights", CAST, "recompute", index, cast, first.node, slot=PriceSlot.BEFORE)
             elif choice.regather:
-                self.work("weights", "cast", "backward", index, cast, first.node, slot=PriceSlot.REGATHER)
+                self.work("weights", CAST, "backward", index, cast, first.node, slot=PriceSlot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.bytes(index, target), first.node)
         for use in uses if shared is not None else ():
@@ -59,7 +59,7 @@ class WeightPrices(OperatorPrices):
         for use in passes:
             self.convert("weights", index, source, shared or self.required(use), use.node, backward=False)
             if self.precision.mixed:
-                self.work("weights", "cast", "forward", index, cast, use.node, slot=PriceSlot.BEFORE)
+                self.work("weights", CAST, "forward", index, cast, use.node, slot=PriceSlot.BEFORE)
         for use in reads if shared is not None else ():
             self.convert("weights", index, shared or source, self.required(use), use.node, backward=False)
 

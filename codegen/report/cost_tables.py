@@ -42,7 +42,8 @@ def by_module(plan: Plan, price: StagePrice) -> dict[str, tuple[dict[str, int], 
 def modules_table(plan: Plan, price: StagePrice) -> Table:
     """Time and memory by module of the model."""
     unit, size = time_unit(price)
-    total, modules = price.objective_ns, by_module(plan, price)
+    total, modules = sum(price.ns.values()), by_module(plan, price)
+    hidden = f", of which {price.hidden_ns / size:,.2f} {unit} hide behind kernels" if price.hidden_ns else ""
 
     def row(name: str, ns: dict[str, int], kept: int) -> tuple[str, ...]:
         spent = sum(ns.values())
@@ -54,11 +55,30 @@ def modules_table(plan: Plan, price: StagePrice) -> Table:
     shares = ", ".join(f"{part} {percent(price.ns[part], total)}" for part in PARTS)
     return Table(
         "Time and memory by module",
-        f"{unit} of a step, forward and backward of all micro-batches: {shares}. Conversions are collectives between "
-        "layouts of activations, weights their gathers and casts, gradients their synchronization and the update.",
+        f"{unit} of a step, forward and backward of all micro-batches{hidden}: {shares}. Conversions are collectives "
+        "between layouts of activations, weights gathers and casts of weights, gradients their reduction and the "
+        "update.",
         ("module", *PARTS, unit, "share", "memory"),
         tuple(rows),
     )
+
+
+def overlap_table(price: StagePrice) -> Table:
+    """Kernels and weight traffic of the layers that run both at the same time."""
+    unit, size = time_unit(price)
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for overlap in price.overlaps:
+        found.setdefault((overlap.phase, overlap.kernels_ns, overlap.traffic_ns), []).append(overlap.layer)
+    rows = []
+    for (phase, kernels, traffic), (first, *others) in found.items():
+        name = f"{first} and {len(others)} more" if others else first
+        times = (ns * (1 + len(others)) for ns in (kernels, traffic, max(0, traffic - kernels)))
+        rows.append((name, phase, *(f"{ns / size:,.2f}" for ns in times)))
+    note = (
+        f"{unit} of a step: weights are gathered and gradients reduced beside the kernels of a layer, in all but the "
+        "first; what is exposed makes the layer longer. The last micro-batch's backward has a row of its own."
+    )
+    return Table("Overlap by layer", note, ("layer", "phase", "kernels", "weight traffic", "exposed"), tuple(rows))
 
 
 _WHY = {
@@ -129,7 +149,7 @@ def collectives_table(plan: Plan, price: StagePrice) -> Table:
         rows.append((more, "", "", "", "", "", "", f"{rest / size:,.2f}", percent(rest, price.objective_ns)))
     return Table(
         "Collectives",
-        "Messages on the slowest path of a device; none is hidden behind computing.",
+        "Messages on the slowest path of a device, hidden or not.",
         ("tensor", "collective", "purpose", "axis", "over", "message", "times", unit, "share"),
         tuple(rows),
         words=5,
@@ -216,17 +236,17 @@ def sent_table(plan: Plan, price: PlanPrice) -> Table:
     unit, size = time_unit(price)
     rows = []
     for number, (part, stage) in enumerate(zip(plan.parts, price.stages, strict=True)):
-        for index in part.graph.of("send"):
-            items = [item for item in stage.items if item.node == index and item.kind == "send"]
-            spent = sum(item.total_ns for item in items)
+        for index in part.graph.of("receive"):
+            node = part.graph.nodes[index]
+            item = next(i for i in stage.items if i.node == index and i.kind == "receive")
+            under_way = item.ns * plan.micro_batches * (1 + node.gradient)
             layout = part.layout_text(index, part.choices[index].output)
-            name = part.graph.nodes[index]["peer"]
-            largest = bytes_text(max((item.bytes for item in items), default=0))
-            rows.append((f"{number} to {number + 1}", name, layout, largest, f"{spent / size:,.2f}"))
+            ends = f"{number - 1} to {number}"
+            rows.append((ends, node["peer"], layout, bytes_text(item.bytes), f"{under_way / size:,.2f}"))
     return Table(
         "Transfers between stages",
         f"Tensors that every device sends to its peer in the next stage; their gradients come back the same way. Bytes "
-        f"of a message, {unit} of a step.",
+        f"of a message, {unit} in which all of a step are under way.",
         ("stages", "tensor", "layout", "message", unit),
         tuple(rows),
         words=3,

@@ -14,6 +14,7 @@ from .cost_tables import (
     collectives_table,
     memory_table,
     modules_table,
+    overlap_table,
     programs_table,
     sent_table,
     stages_table,
@@ -63,7 +64,13 @@ def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:
 
 def _stage_tables(plan: Plan, price: StagePrice) -> tuple[Table, ...]:
     tables = (axes_table(plan), operators_table(plan), weights_table(plan, price), modules_table(plan, price))
-    optional = unsplit_table(plan, price), collectives_table(plan, price), programs_table(plan), spread_table(plan)
+    optional = (
+        overlap_table(price),
+        unsplit_table(plan, price),
+        collectives_table(plan, price),
+        programs_table(plan),
+        spread_table(plan),
+    )
     return (*tables, *(table for table in optional if table.rows), memory_table(plan, price))
 
 
@@ -97,13 +104,23 @@ def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     again = recompute_text(plan.recompute)
     if again and plan.size == 1:
         again += f"; {percent(price.stages[0].recompute_ns, price.objective_ns)} of the step"
+    traffic = sum(overlap.traffic_ns for stage in price.stages for overlap in stage.overlaps)
+    hidden = sum(stage.hidden_ns for stage in price.stages)
     return (
         ("step", f"{step}; {samples}" if samples else step),
+        *((("overlap", _overlap_text(hidden, traffic, unit, size)),) if traffic else ()),
         ("memory", memory),
         *((("recompute", again),) if again else ()),
         ("mesh", mesh_sentence(plan)),
         ("batch", f"{batch}, {plan.dtype}, {plan.optimizer}"),
         *((("stages", pipeline_sentence(plan)),) if plan.size > 1 else ()),
+    )
+
+
+def _overlap_text(hidden_ns: int, traffic_ns: int, unit: str, size: int) -> str:
+    """How much of the weight traffic of layers hides behind their kernels."""
+    return (
+        f"{hidden_ns / size:,.2f} of {traffic_ns / size:,.2f} {unit} of the layers' weight traffic hides behind kernels"
     )
 
 
@@ -148,8 +165,6 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
     if (plan.report.get("space") or {}).get("refused"):
         lines.append(f"The solver gave no answer for {plan.report['space']['refused']}.")
     lines += [f"{words}: {', '.join(phrases)}." for words, phrases in space_phrases(plan.report).items() if phrases]
-    lines.append(
-        "Cost model: roofline and alpha-beta collectives; no communication is hidden behind computing "
-        "(docs/cost-model.md)."
-    )
+    hides = "weight traffic of layers hides behind" if any(s.layer_of for s in price.stages) else "nothing hides behind"
+    lines.append(f"Cost model: roofline and alpha-beta collectives; {hides} kernels (docs/cost-model.md).")
     return tuple(lines)

@@ -3,7 +3,7 @@
 Without a pipeline these are the priced items in the order in which they run; with one, the slots of the schedule.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,6 +18,8 @@ from .facts import Facts
 from .words import contents
 
 Event: TypeAlias = dict[str, Any]
+_Window: TypeAlias = tuple[list[Item], list[Item]]
+"""Two streams that run at the same time."""
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)
 DEVICE = 0  # the track of the device itself; one for each group of axes follows
@@ -54,7 +56,7 @@ def _slot(run: SlotRun) -> Event:
 
 
 def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
-    """All durations together are the objective, since nothing overlaps.
+    """The last item ends with the step: a layer's traffic of weights runs beside its kernels, everything else in turn.
 
     Of more than two micro-batches the first and the last are shown in full, those between as one block.
     """
@@ -62,31 +64,55 @@ def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
     items = [_once(item, k) for item in price.items]
     groups = sorted({item.axes for item in items if item.kind in _COLLECTIVE})
     tracks = {axes: DEVICE + 1 + number for number, axes in enumerate(groups)}
-    micro = [*_ordered(items, "forward"), *_backward(plan, items)]
+    late = [item for item in items if item.phase == "update" and item.reduces and item.at in price.layer_of]
+    update = [item for item in _ordered(items, "update") if item not in late]
+    forward, backward = _beside(price, _ordered(items, "forward")), list(_backward(plan, items))
+    micro, last = forward + _beside(price, backward), forward + _beside(price, [*backward, *late])
     events = [_name("process_name", DEVICE, f"every rank of {title}"), _name("thread_name", DEVICE, "device")]
     for axes, track in tracks.items():
         events.append(_name("thread_name", track, "+".join(plan.axes[a] for a in axes)))
+    copies = DEVICE + 1 + len(groups)
+    if any(item.hides and item.kind not in _COLLECTIVE for item in items if item.at in price.layer_of):
+        events.append(_name("thread_name", copies, "copies of weights"))
     now = 0
 
-    def run(sequence: Sequence[Item], words: str) -> None:
+    def run(windows: Sequence[_Window], words: str) -> None:
         nonlocal now
-        for item in sequence:
-            if item.ns:
-                track = tracks[item.axes] if item.kind in _COLLECTIVE else DEVICE
-                events.append(_event(plan, item, track, now, words))
-                now += item.ns
+        for window in windows:
+            for own, stream in zip((DEVICE, copies), window, strict=True):
+                start = now
+                for item in stream:
+                    if item.ns:
+                        track = tracks[item.axes] if item.kind in _COLLECTIVE else own
+                        events.append(_event(plan, item, track, start, words))
+                        start += item.ns
+            now += _length(window)
 
-    run(micro, "micro-batch 1")
+    run(micro if k > 1 else last, "micro-batch 1")
     if k > 2:
-        length = (k - 2) * sum(item.ns for item in micro)
+        length = (k - 2) * sum(map(_length, micro))
         words = f"{k - 2} more micro-batches, like the first"
         events.append(_slice(words, "micro-batches", DEVICE, now, length))
         now += length
     if k > 1:
-        run(micro, f"micro-batch {k}")
-    run(list(_ordered(items, "update")), "once a step")
+        run(last, f"micro-batch {k}")
+    run([([item], []) for item in update], "once a step")
     assert now == price.objective_ns, (now, price.objective_ns)
     return events
+
+
+def _beside(price: StagePrice, items: Iterable[Item]) -> list[_Window]:
+    """The items of a phase as windows: of a layer that hides traffic its kernels, and its traffic; others alone."""
+    found: dict[object, _Window] = {}
+    for number, item in enumerate(items):
+        layer = price.layer_of.get(item.at)
+        window = found.setdefault(number if layer is None else layer, ([], []))
+        window[layer is not None and item.hides].append(item)
+    return list(found.values())
+
+
+def _length(window: _Window) -> int:
+    return max(sum(item.ns for item in stream) for stream in window)
 
 
 def _once(item: Item, micro_batches: int) -> Item:

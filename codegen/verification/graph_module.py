@@ -16,6 +16,7 @@ from ...model.operators.elementwise import KINDS
 from ..emission.common.defaults import SEED
 from ..emission.templates.counters import dropout_mask, projection_weights
 from ..plan.plan import Plan
+from .native import counted
 from .random_calls import counted_numbers
 from .reference import PLAIN, Semantics, random_weight, state_of, train
 from .synthetic import synthetic
@@ -78,11 +79,11 @@ def _truth(
 
 
 def trial_of(plan: Plan, path: Path, steps: int = 2, graph: PCG | None = None) -> Trial:
-    """A plan's program, written to `path`, and what its graph computes on whole tensors.
+    """A plan's program with masks from counters, written to `path`, and what its graph computes on whole tensors.
 
     `graph` is that of the whole batch, required if a micro-batch is one sample: such a graph cannot be enlarged.
     """
     whole = graph or with_batch(plan.graph, plan.batch)
     state, batches, outcome = _truth(whole, plan.optimizer, steps, semantics(plan))
-    plan.emit(path)
+    counted(plan).emit(path)
     return Trial(path, plan.graph, plan.ranks, state, batches, truth=outcome, tolerance=TOLERANCE)

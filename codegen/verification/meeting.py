@@ -1,7 +1,9 @@
 """Rendezvous of ranks that are threads: which ones run, which wait for which, and the report of a deadlock."""
 
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,26 +31,36 @@ class Stopped(BaseException):
 
 @dataclass(slots=True)
 class Meeting:
-    """One collective: `parts` fill up to `size`, then `work(parts in order)` runs once."""
+    """One collective: `parts` fill up to `size`, then `work(parts in order)` runs once.
+
+    `numbers`: of two ranks, which one of their common collectives this is to the one that joined first.
+    """
 
     kind: str
     members: tuple[int, ...]
     size: int
     parts: dict[int, Any] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     done: bool = False
 
 
 class Hub:
-    """The running and the waiting ranks; a rank counts as running from before its thread starts."""
+    """The running and the waiting ranks; a rank counts as running from before its thread starts.
 
-    def __init__(self, ranks: int) -> None:
+    Any two ranks must join the collectives that they have in common in one order, also those of different groups: on
+    GPUs, where each waits for those before it, they would otherwise wait for each other forever.
+    """
+
+    def __init__(self, ranks: int, delay: float = 0.0) -> None:
         self.lock = threading.Lock()
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.running = ranks
         self.waits: dict[int, tuple[Meeting, str]] = {}
         self.finished: set[int] = set()
         self.joined = [0] * ranks
+        self.joined_with = [[0] * ranks for _ in range(ranks)]  # how many a rank has joined that another one is in
+        self.delay, self.delays = delay, [random.Random(rank) for rank in range(ranks)]
         self.gates = [threading.Semaphore(0) for _ in range(ranks)]
         self.threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
@@ -62,8 +74,14 @@ class Hub:
         place: int,
         part: Any,
         work: Callable[[list[Any]], None],
+        ordered: str = "",
     ) -> Meeting:
-        """Bring `part` to the meeting at `key`; the rank that completes it does the work and wakes the others."""
+        """Bring `part` to the meeting at `key`; the rank that completes it does the work and wakes the others.
+
+        `ordered`: what the ranks that meet must join in the same order as all else that they do together.
+        """
+        if self.delay:
+            time.sleep(self.delays[rank].uniform(0, self.delay))
         with self.lock:
             if self.failure is not None:
                 raise Stopped
@@ -75,6 +93,8 @@ class Hub:
                     f"\n{self._report()}",
                     rank,
                 )
+            if ordered:
+                self._check_order(found, rank, ordered)
             found.parts[place] = part
             self.joined[rank] += 1
             if len(found.parts) < found.size:
@@ -92,6 +112,20 @@ class Hub:
             for waiting in found.waiting:
                 self.gates[waiting].release()
         return found
+
+    def _check_order(self, meeting: Meeting, rank: int, what: str) -> None:
+        for other in meeting.members:
+            if other == rank:
+                continue
+            self.joined_with[rank][other] += 1
+            mine = self.joined_with[rank][other]
+            theirs = meeting.numbers.setdefault((min(rank, other), max(rank, other)), mine)
+            if mine != theirs:
+                raise RankError(
+                    f"ranks {rank} and {other} call collectives in different orders: {what} is number {mine} of those "
+                    f"that they have in common on rank {rank}, number {theirs} on rank {other}\n{self._report()}",
+                    rank,
+                )
 
     def wait(self, meeting: Meeting, rank: int, what: str) -> None:
         with self.lock:

@@ -25,7 +25,7 @@ from ...model.capture.objective import Objective, TrainedModule, objective
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
 from ...model.operators.contraction import grouped_product
-from ...model.operators.operator import is_random
+from ...model.operators.operator import is_native, is_random
 from ...model.training import PROJECTION
 from ..emission.common.defaults import BETAS, CLIP_NORM, EPS, LEARNING_RATE, WEIGHT_DECAY, schedule
 from ..emission.templates.counters import projection_weights
@@ -81,15 +81,15 @@ class CountedNumbers(TorchDispatchMode):
 
     Works below autograd, where dropout draws its noise, so modules, functions and attention are all covered. `sites`
     counts the calls, other than `unread`: the numbers of those that fill memory which nothing reads, which a graph does
-    not count either. What the module casts to float32, the dtype in which it was captured, stays in float64, as in the
-    program: else gradients that are nothing but rounding differ, which AdamW makes whole steps of. `narrow` is True if
-    the module left float64 nevertheless.
+    not count either. At the sites `undropped` dropout keeps all elements. What the module casts to float32, the dtype
+    in which it was captured, stays in float64, as in the program: else gradients that are nothing but rounding differ,
+    which AdamW makes whole steps of. `narrow` is True if the module left float64 nevertheless.
     """
 
-    def __init__(self, seed: int, step: int, unread: Set[int] = frozenset()) -> None:
+    def __init__(self, seed: int, step: int, unread: Set[int] = frozenset(), undropped: Set[int] = frozenset()) -> None:
         super().__init__()
         self.seed, self.step, self.sites, self.narrow = seed, step, 0, False
-        self.calls, self.unread = 0, unread
+        self.calls, self.unread, self.undropped = 0, unread, undropped
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -109,6 +109,8 @@ class CountedNumbers(TorchDispatchMode):
         if self.calls - 1 in self.unread:
             return torch.zeros(shape, dtype=torch.float64)
         self.sites += 1
+        if self.sites - 1 in self.undropped:  # torch divides by the share that is kept
+            return torch.full(shape, 1 - given[0], dtype=torch.float64)
         return counted_numbers(shape, kind, given, (self.seed, self.step, self.sites - 1))
 
 
@@ -190,11 +192,12 @@ class Semantics:
     """How training by a plan differs from training the module; the reference follows it.
 
     `normalized`: what batch norms normalize separately; `stale`: gradients are those at the weights of the step before
-    (PipeDream-2BW).
+    (PipeDream-2BW). Without `dropout`, what torch's own generators would drop is kept.
     """
 
     normalized: tuple[Pieces, ...] = ()
     stale: bool = False
+    dropout: bool = True
 
 
 PLAIN = Semantics()
@@ -305,6 +308,7 @@ def train_module(
     """
     module, example = model.module, Inputs.of(model.module, model.inputs)
     sites = 1 + max((node["site"] for node in graph.nodes if is_random(node)), default=-1)
+    undropped = frozenset(node["site"] for node in graph.nodes if is_native(node) and not semantics.dropout)
     projected = bool(graph.of("projection"))
     if projected and callable(model.loss):
         raise PartitaError(f"the plan was made with loss={PROJECTION!r}, not with a loss that verify could compare")
@@ -330,7 +334,7 @@ def train_module(
         try:
             if sites and unread != frozenset():
                 unread = unread_calls(batch)
-            with CountedNumbers(seed, step, unread or frozenset()) as counted:
+            with CountedNumbers(seed, step, unread or frozenset(), undropped) as counted:
                 found, loss = computed(module, batch)
         except PartitaError:
             raise

@@ -32,17 +32,18 @@ BACKEND = "partita_threads"
 T = TypeVar("T")
 
 
-def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 300.0) -> list[T]:
+def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 300.0, delay: float = 0.0) -> list[T]:
     """The results of `function(rank)` on `ranks` threads, in which torch.distributed is initialized.
 
     Meanwhile `init_process_group` and `destroy_process_group` do nothing, so a program may call them. A program must
     use its own random generators: threads share torch's global one. torch runs one thread per rank. Raises RankError
     with the traceback of the first rank that fails, Deadlock if the ranks wait for each other or after `timeout`
-    seconds. A second caller waits for the first.
+    seconds. A second caller waits for the first. Every rank sleeps up to `delay` seconds, at random, before it joins a
+    collective: no result may depend on that. Raises RankError too if two ranks join collectives in different orders.
     """
     if ranks < 1:
         raise ValueError(f"{ranks} ranks cannot run")
-    hub = Hub(ranks)
+    hub = Hub(ranks, delay)
     results: dict[int, T] = {}
 
     def body(rank: int) -> None:
@@ -209,7 +210,8 @@ class _Group(dist.ProcessGroup):
         self._count += 1
         what = f"{kind} (number {self._count} of group {self._name}: {ranks_text(self._members)})"
         meeting = Meeting(kind, self._members, len(self._members))
-        met = self._hub.join((self._name, self._count), meeting, self._me, self._place, part, work)
+        key = self._name, self._count
+        met = self._hub.join(key, meeting, self._me, self._place, part=part, work=work, ordered=what)
         return _Work(self._hub, met, self._me, what)
 
     def _message(self, tensor: Tensor, source: int, target: int, tag: int, place: int) -> _Work:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +24,7 @@ from ..plan.spacetime_file import SavedSpaceTimePlan
 from ..plan.spacetime_plan import SpaceTimePlan
 from . import reference, worker
 from .launch import LaunchError, torchrun
+from .native import Draws, counted, is_native_plan, masks_failure
 from .reference import PLAIN, Semantics
 from .statistics import pieces
 from .synthetic import synthetic
@@ -61,7 +63,10 @@ def verify(
     first step, exceeds the tolerance, the module is trained once more from weights that differ in their last place:
     `rounding` is the largest error of those numbers between the two trainings, otherwise None. An error of at most
     10 times that of the same weight (of the losses after the first step), and of at most 1e-5, is accepted, and `note`
-    says so. The first step's loss and gradients have no such excuse. `program` is the file that was checked, None for a
+    says so. The first step's loss and gradients have no such excuse. Where torch's own generators draw the masks of
+    dropout, the program compared is the plan's with masks from counters, equal for all plans; of the program itself one
+    step with p = 0 is compared, and that ranks draw the same masks exactly where they have the same part: `dropout`
+    has `native_error` and `native_masks`, the number of masks. `program` is the file that was checked, None for a
     program emitted only for this. `level`: ranks are threads of this process, or processes that torchrun starts.
     `module` and `inputs` are needed if the plan neither has its module nor says how to build it, and then `loss` if one
     was given for the plan. `objective` says which output of the module was trained.
@@ -87,8 +92,18 @@ class Trial:
     tolerance: float
     objective: str = "the graph's loss"  # what is trained, in words
     emitted: bool = False  # for this trial only: the file is temporary
+    shown: Path | None = None  # the program that is checked, if it is another file
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False)  # what it begins with, if that is known
     nudged: Callable[[], Outcome] | None = field(default=None, repr=False)  # `truth` from weights of other last places
+    native: "Native | None" = None  # the program with torch's own masks, where this one has those of counters
+
+
+@dataclass(frozen=True)
+class Native:
+    """A program that draws masks by torch's own generators: `trial` is one step without dropout."""
+
+    plan: Plan
+    trial: Trial
 
 
 def _trial(
@@ -112,11 +127,16 @@ def _trial(
             "the plan trains a function of the module's output, which is not saved: give verify its loss"
         )
     if isinstance(target, Path | str):
-        path = _program_beside(Path(target), command)
+        own = _program_beside(Path(target), command)
     else:
-        path = folder / "program.py"
-        target.emit(path)
-        for name, write in (target.initial.files() if target.initial else {}).items():
+        own = folder / "program.py"
+        target.emit(own)
+    path, native = own, isinstance(plan, Plan) and is_native_plan(plan)
+    if isinstance(plan, Plan) and native:
+        path = folder / "counters.py"
+        counted(plan).emit(path)
+    if plan.initial and path.parent == folder:
+        for name, write in plan.initial.files().items():
             write(folder / name)
     model = given or plan.module or _seeded(plan.model, load_program(path).SEED)
     mode = plan.model.get("mode")
@@ -133,7 +153,14 @@ def _trial(
         path, graph, model, plan.ranks, plan.batch,
         optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),
     )  # fmt: skip
-    return replace(made, emitted=not isinstance(target, Path | str), initial=initial)
+    made = replace(made, emitted=not isinstance(target, Path | str), initial=initial)
+    if isinstance(plan, Plan) and native:
+        undropped = trial(
+            own, graph, model, plan.ranks, plan.batch,
+            optimizer=plan.optimizer, steps=1, semantics=replace(semantics(plan), dropout=False),
+        )  # fmt: skip
+        made = replace(made, native=Native(plan, undropped), shown=own)
+    return made
 
 
 def _seeded(model: Mapping[str, Any], seed: int) -> TrainedModule:
@@ -221,11 +248,33 @@ def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600
         outcomes = _in_processes([trials[n] for n in together], timeout)
         found |= dict(zip(together, outcomes, strict=False))
         waiting = [n for n in waiting if n not in found]
-    return [_verdict(each, found[number], level) for number, each in enumerate(trials)]
+    return [_with_native(_verdict(each, found[number], level), each, timeout) for number, each in enumerate(trials)]
 
 
-def _in_threads(each: Trial, timeout: float) -> Outcome | Exception:
+def _with_native(verdict: dict[str, Any], each: Trial, timeout: float) -> dict[str, Any]:
+    """The verdict of a trial, and that of the program with torch's own masks."""
+    if each.native is None:
+        return verdict
+    draws = Draws()
+    found = _verdict(each.native.trial, _in_threads(each.native.trial, timeout, draws.listen), "threads")
+    errors = [found[f"{kind}_error"] for kind in ("loss", "gradient", "weight")]
+    verdict["dropout"] = {
+        "compared": "counters",
+        "native_error": None if None in errors else max(errors),
+        "native_masks": len({draw.seed for draw in draws.found}),
+    }
+    program, nodes = load_program(each.native.trial.path), each.native.trial.graph.nodes
+    failure = found.get("failure") or draws.failure(each.native.plan) or masks_failure(program, nodes)
+    if failure and verdict["ok"]:
+        verdict |= {"ok": False, "failure": f"with torch's own dropout: {failure}"}
+    return verdict
+
+
+def _in_threads(each: Trial, timeout: float, change: Callable[[ModuleType], None] | None = None) -> Outcome | Exception:
+    """Run the ranks as threads; `change` is given the program before."""
     program = load_program(each.path)
+    if change is not None:
+        change(program)
     try:
         with reference.default_dtype(torch.get_default_dtype()):  # training sets it; a failure leaves it so
             ranks = run_threads(
@@ -267,7 +316,7 @@ class MissingTensorsError(RuntimeError):
 def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str, Any]:
     verdict: dict[str, Any] = {
         "ok": False,
-        "program": None if each.emitted else str(each.path),
+        "program": None if each.emitted else str(each.shown or each.path),
         "ranks": each.ranks,
         "level": level,
         "dtype": "float64",
@@ -278,6 +327,7 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
         "weight_error": None,
         "initial_error": None,
         "rounding": None,
+        "dropout": None,
         "checked": 0,
     }
     if isinstance(outcome, Exception):

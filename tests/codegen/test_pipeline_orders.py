@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from partita.codegen.verification.worker import load_program
 from partita.formulation.pipeline.schedule import schedule_named, schedule_names
+from partita.formulation.pipeline.stage_transfers import messages
 
 from .pipelines import captured, piped
 
@@ -17,13 +20,16 @@ SCHEDULES = [name for name in schedule_names() if name != "solve"]  # which has 
 KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
+def emitted(schedule: str, overlap: bool, folder: Path) -> ModuleType:
+    chunks = 2 if schedule == "interleaved" else 1
+    plan = piped(captured("mlp", 24), (2,), (2,), 4, schedule=schedule, chunks=chunks)
+    replace(plan, stages=tuple(replace(part, overlap=overlap) for part in plan.stages)).emit(folder / "program.py")
+    return load_program(folder / "program.py")
+
+
 @pytest.fixture(scope="module", params=SCHEDULES)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ModuleType]:
-    schedule = str(request.param)
-    chunks = 2 if schedule == "interleaved" else 1
-    path = tmp_path_factory.mktemp("program") / "program.py"
-    piped(captured("mlp", 24), (2,), (2,), 4, schedule=schedule, chunks=chunks).emit(path)
-    return schedule, load_program(path)
+    return str(request.param), emitted(str(request.param), True, tmp_path_factory.mktemp("program"))
 
 
 def sizes(schedule: str) -> list[tuple[int, int, int]]:
@@ -67,16 +73,16 @@ def test_what_is_in_flight_is_what_the_orders_keep() -> None:
                 assert max(accumulate(steps)) == schedule_named(schedule).in_flight(devices, chunks, micros, stage)
 
 
-def test_messages_meet(program: tuple[str, ModuleType]) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "2bw"])
+def test_messages_that_are_waited_for_meet(schedule: str, tmp_path: Path) -> None:
     """Even if each send waited for its receive and each receive for its send, all would come to an end."""
-    schedule, module = program
+    module = emitted(schedule, False, tmp_path)
     for devices, chunks, micros in sizes(schedule):
         left = of_size(module, devices, chunks, micros)
         here: list[set[Any]] = [set() for _ in left]
         while any(left):
             before = sum(map(len, left))
-            if all(own and own[0][1][0] == "update" for own in left):  # which all do together
-                assert len({own.pop(0)[1][2] for own in left}) == 1
+            update_together(left)
             for device, own in enumerate(left):
                 action, slot = own[0] if own else ("end", ())
                 if action == "run" and slot[0] != "update":
@@ -88,3 +94,51 @@ def test_messages_meet(program: tuple[str, ModuleType]) -> None:
                         here[to].add(slot)
                         del own[0], left[to][0]
             assert sum(map(len, left)) < before, (devices, chunks, micros, [own[:1] for own in left])
+
+
+def test_messages_posted_ahead_meet_in_priced_memory(program: tuple[str, ModuleType]) -> None:
+    """Even if a message is under way only once its receive is posted, and the one before it has arrived.
+
+    Receives are posted in the order in which the neighbour sends. The reserve has room for what is received or awaited
+    during a slot and for what may be under way.
+    """
+    schedule, module = program
+    for devices, chunks, micros in sizes(schedule):
+        left = of_size(module, devices, chunks, micros)
+        posted: dict[tuple[int, int], list[Any]] = {}
+        sent: dict[tuple[int, int], list[Any]] = {}
+        waiting: list[set[Any]] = [set() for _ in left]
+        stages = devices * chunks
+        ends = [(s, t) for s in range(stages) for t in (s - 1, s + 1) if 0 <= t < stages]
+        neighbours = [[t for s, t in ends if s % devices == d] for d in range(devices)]
+        while any(left):
+            before = sum(map(len, left))
+            update_together(left)
+            for device, own in enumerate(left):
+                action, slot = own[0] if own else ("end", ())
+                if action == "receive":
+                    posted.setdefault((slot[1] % devices, device), []).append(slot)
+                    waiting[device].add(slot)
+                elif action == "run" and slot[0] != "update":
+                    needed = module.needed(*slot)
+                    if needed is not None and needed not in sent.get((needed[1] % devices, device), ()):
+                        continue
+                    waiting[device] -= {needed}
+                    others = {t % devices for t in neighbours[device]}
+                    assert len(waiting[device]) + len(others) <= messages(True) * len(neighbours[device])
+                elif action == "send":
+                    way = device, module.taker(*slot) % devices
+                    if len(posted.get(way, ())) < len(sent.setdefault(way, [])):
+                        continue
+                    sent[way].append(slot)
+                else:
+                    continue
+                del own[0]
+            assert sum(map(len, left)) < before, (devices, chunks, micros, [own[:1] for own in left])
+        assert posted == sent and not any(waiting)
+
+
+def update_together(left: list[list[tuple[str, Any]]]) -> None:
+    """Update the weights where all devices have come to it."""
+    if all(own and own[0][1][0] == "update" for own in left):
+        assert len({own.pop(0)[1][2] for own in left}) == 1

@@ -90,8 +90,7 @@ def test_less_is_waited_for() -> None:
     """The last stage's backward is shorter by what its weights need: the others begin sooner."""
     split, whole = (piped(captured("gpt2", 16), (3,), (3,), 8, schedule=name) for name in ("zero-bubble", "1f1b"))
     stages = plan_price(split).stages
-    assert plan_price(split).busy_ns == plan_price(whole).busy_ns
-    end_ns = max(run.end_ns for run in runs(whole, stages))
+    end_ns = max(run.end_ns for run in runs(whole, plan_price(whole).stages))
     assert plan_price(split).objective_ns < end_ns <= plan_price(whole).objective_ns
     assert all(0 < 2 * weights_ns(p, cost) < cost.objective_ns for p, cost in zip(split.stages, stages, strict=True))
     assert [part.in_flight for part in split.stages] == [3, 3, 3]

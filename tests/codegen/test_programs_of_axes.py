@@ -327,7 +327,7 @@ def test_both_prices_agree_where_axes_span_levels(mesh: tuple[int, ...], latency
 @cache
 def language_model() -> PCG:
     module, inputs = load_module("gpt2")
-    return capture(module, inputs, batch=8)
+    return capture(module, inputs, batch=8, dropout="counters")
 
 
 def two_nodes(slower: float) -> Machine:

@@ -292,3 +292,27 @@ def test_many_ranks_start_quickly() -> None:
 def test_no_ranks() -> None:
     with pytest.raises(ValueError, match="0 ranks"):
         run_threads(all_reduce, 0)
+
+
+def crossed(rank: int) -> None:
+    """Two groups of the same ranks, used by rank 1 the other way round: gloo does not mind, NCCL does."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    x = [ones(1.0), ones(1.0)]
+    works = [dist.all_reduce(x[k], group=groups[k], async_op=True) for k in ((0, 1), (1, 0))[rank]]
+    for work in works:
+        work.wait()
+
+
+def test_different_orders_of_collectives() -> None:
+    with pytest.raises(RankError, match="call collectives in different orders: all_reduce sum"):
+        run_threads(crossed, 2)
+
+
+def test_a_delay_changes_no_result() -> None:
+    def body(rank: int) -> list[list[float]]:
+        works = [(x := ones(rank, k), dist.all_reduce(x, async_op=True)) for k in range(3)]
+        for _, work in works:
+            work.wait()
+        return [x.tolist() for x, _ in works]
+
+    assert run_threads(body, 3, delay=0.01) == [[[3.0, 3.0 * k] for k in range(3)]] * 3

@@ -27,6 +27,7 @@ from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.stages import boundaries
+from partita.model.machine.collective_price import CollectivePrice
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 from partita.solvers.budget import Budget
@@ -69,11 +70,11 @@ SIZES = {"gpt2": 3, "mlp": 4, "mbart-32b": 2}
     [*((name, size, k) for name, size in SIZES.items() for k in (1, 2, 3, 12)), ("inception-v3", 2, 1)],
 )
 def test_no_plan_is_faster_than_what_bounds_it(name: str, size: int, micros: int) -> None:
-    """Of random choices, and of the cheapest on slow devices, which compute longer than they launch."""
+    """Of random choices, of the cheapest on slow devices, which compute longer than they launch; over slow links."""
     batch, model = 24, {"reference": name}
     drawn = at_random(captured(name, batch), size, (1,), micros, random.Random(micros), schedule="zero-bubble")
     cheap = piped(captured(name, batch), (size,), (size,), micros, schedule="zero-bubble", model=model)
-    for plan in (replace(drawn, model=model), cheap, slowed(cheap)):
+    for plan in (replace(drawn, model=model), cheap, slowed(cheap), far(cheap)):
         bound = bound_ns(plan, zero_bubble_bound(plan, batch))
         assert max(plan_price(plan).busy_ns) <= bound <= plan_price(plan).objective_ns
 
@@ -87,6 +88,12 @@ def slowed(plan: PipelinePlan) -> PipelinePlan:
 
     stages = tuple(replace(part, machine=slow(part.machine)) for part in plan.stages)
     return replace(plan, machine=slow(plan.machine), stages=stages)
+
+
+def far(plan: PipelinePlan) -> PipelinePlan:
+    """The same with messages that take longer than slots."""
+    line = CollectivePrice(1e5, 1.0)
+    return replace(plan, stages=tuple(replace(part, transfer=line) for part in plan.stages))
 
 
 def test_it_is_tight_where_only_products_take_time() -> None:

@@ -48,7 +48,7 @@ class BlockLoop:
     modes: LoopModes | None = None  # None: nothing is recomputed
 
     def lines(
-        self, variable: str, carried: Sequence[str], others: Sequence[str], has_dropout: bool
+        self, variable: str, carried: Sequence[str], others: Sequence[str], passes_mesh: bool
     ) -> list[tuple[int, str]]:
         """The loop over `variable`, given the names of all operands: lines with their indentation."""
         arguments = [*carried, *others, *([self.extra_argument] if self.extra_argument else [])]
@@ -63,13 +63,13 @@ class BlockLoop:
             arguments += [] if modes.one_segment else [mode]
         turn = f"{block}({', '.join(arguments)})"
         if modes is not None and modes.one_segment:
-            turn = call_text(has_dropout, mode, block, arguments)
+            turn = call_text(passes_mesh, mode, block, arguments)
         return [(0, f"for {turns}:"), (4, f"{', '.join(carried)} = {turn}")]
 
 
-def call_text(has_dropout: bool, mode: str, block: str, arguments: Iterable[str]) -> str:
-    """Call a block in a recomputation mode, an expression; `has_dropout`: the program has dropouts."""
-    mesh = ["mesh"] if has_dropout else []  # the step and the micro-batch, of which masks are functions
+def call_text(passes_mesh: bool, mode: str, block: str, arguments: Iterable[str]) -> str:
+    """Call a block in a recomputation mode, an expression; `passes_mesh`: it needs the mesh."""
+    mesh = ["mesh"] if passes_mesh else []
     return f"recomputed({', '.join([mode, *mesh, block, *arguments])})"
 
 

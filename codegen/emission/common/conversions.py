@@ -10,6 +10,7 @@ from math import prod
 from ....model.graph.atoms import Atoms, atoms
 from ....model.graph.layout import Action, Layout, R, Step, atom_of, is_split, kind
 from ...plan.plan import Plan
+from ...plan.routes import route
 from .text import Size, product
 
 WORDS = {"R": "equal", "B": "broadcast", "P": "addends", "S": "split"}
@@ -103,9 +104,16 @@ _GRADIENT = {
 
 @dataclass
 class Used:
-    """What the lines of a program use. `has_dropout`: masks depend on the step."""
+    """What the lines of a program use.
+
+    `has_dropout`: masks depend on the step; `overlap`: weights that are gathered over one axis may travel ahead.
+    """
 
     has_dropout: bool = False
+    overlap: bool = False
+    gathers: bool = False  # True if some weights are gathered together, ahead of their use
+    forgets: bool = False  # ... and backward gathers some of them again
+    several_layers: bool = False  # ... and a class has those of several layers
     conversions: dict[str, ConversionFunction] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)
@@ -182,6 +190,22 @@ def conversion(before: Local, steps: Sequence[Step], used: Used, *, gradient: bo
     return lines
 
 
+def between(
+    plan: Plan, index: int, ends: tuple[Layout, Layout], used: Used, *, gradient: bool, weight: bool = False
+) -> list[str]:
+    """The lines that convert a node's tensor {x} from one layout to another one."""
+    return conversion(
+        local_part(plan, index, ends[0]), route(plan, index, *ends), used, gradient=gradient, weight=weight
+    )
+
+
+def makes_new(plan: Plan, index: int, ends: tuple[Layout, Layout]) -> bool:
+    """True if converting a node's tensor from one layout to another one allocates memory."""
+    sizes = plan.placement.sizes
+    steps = [s for s in route(plan, index, *ends) if sizes[s.axis] > 1]
+    return any(s.move.value not in (Action.NOTHING, Action.SLICE) for s in steps)
+
+
 def _text(before: Local, step: Step, gradient: bool, used: Used, weight: bool) -> str:
     """One step: unflatten the dims of which it converts an inner atom, convert, flatten them again."""
     source, target = kind(step.source), kind(step.target)
@@ -194,19 +218,47 @@ def _text(before: Local, step: Step, gradient: bool, used: Used, weight: bool) -
     else:
         function = PRIMITIVES[value]
         used.primitives.add(function)
-    axis, parts = before.axes[step.axis], before.sizes[step.axis]
+    if not any(map(is_split, (step.source, step.target))):
+        return f"{function}({{x}}, {before.axes[step.axis]})"
+    found, text = taken_apart(before, step), "{x}"
+    used.uneven |= found.uneven
+    for dim, lengths in found.unflattened:
+        text += f".unflatten({dim}, ({', '.join(map(str, lengths))}))"
+    arguments = [text, *map(str, found.dims), before.axes[step.axis]]
+    if found.size is not None:
+        arguments.append(str(found.size))
+    text = f"{function}({', '.join(arguments)})"
+    for first, last in found.flattened:
+        text += f".flatten({first}, {last})"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class TakenApart:
+    """How a step sees a tensor: dims unflattened into lengths (-1: any), the `dims` moved, and dims flattened again.
+
+    `size`: of the moved dim while it is not split, where the parts that are joined are of unequal length.
+    """
+
+    unflattened: tuple[tuple[int, tuple[Size, ...]], ...]
+    dims: tuple[int, ...]
+    flattened: tuple[tuple[int, int], ...]
+    size: Size | None
+    uneven: bool
+
+
+def taken_apart(before: Local, step: Step) -> TakenApart:
+    """Unflatten the dims of which a step converts an inner atom."""
+    parts = before.sizes[step.axis]
     moved = [atom_of(x) for x in (step.source, step.target) if is_split(x)]
-    if not moved:
-        return f"{function}({{x}}, {axis})"
     known = before.known
     # Size of each moved atom while this axis does not split it, and whether it divides.
     without = before.with_letter(step.axis, R)
     even = {a: isinstance(n := without.atom(a), int) and n % parts == 0 for a in moved}
-    used.uneven |= not all(even.values())
     dims = [known.dim_of(a) for a in moved]
     one_dim = len(dims) == 2 and dims[0][0] == dims[1][0]
     marked = {a for a, (_, position) in zip(moved, dims, strict=True) if one_dim or position > 0 or not even[a]}
-    text, shift, place, undo = "{x}", 0, dict[int, int](), list[tuple[int, int]]()
+    shift, place, apart, undo = 0, dict[int, int](), list[tuple[int, tuple[Size, ...]]](), list[tuple[int, int]]()
     for dim in sorted({d for d, _ in dims}):
         runs = _runs(known.of_dim(dim), marked)
         for a in moved:
@@ -216,16 +268,11 @@ def _text(before: Local, step: Step, gradient: bool, used: Used, weight: bool) -
             lengths: list[Size] = [product(before.atom(a) for a in run) for run in runs]
             free = next(i for i, run in enumerate(runs) if run[0] in moved)
             lengths[free] = -1
-            text += f".unflatten({dim + shift}, ({', '.join(map(str, lengths))}))"
+            apart.append((dim + shift, tuple(lengths)))
             undo.append((dim + shift, dim + shift + len(runs) - 1))
             shift += len(runs) - 1
-    arguments = [text, *(str(place[a]) for a in moved), axis]
-    if is_split(step.source) and not even[moved[0]]:
-        arguments.append(str(without.atom(moved[0])))
-    text = f"{function}({', '.join(arguments)})"
-    for first, last in reversed(undo):
-        text += f".flatten({first}, {last})"
-    return text
+    size = without.atom(moved[0]) if is_split(step.source) and not even[moved[0]] else None
+    return TakenApart(tuple(apart), tuple(place[a] for a in moved), tuple(reversed(undo)), size, not all(even.values()))
 
 
 def _runs(numbers: range, marked: set[int]) -> list[tuple[int, ...]]:

@@ -15,12 +15,13 @@ from math import prod
 from ....formulation.special import special_strategy
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import atom_of, is_split
-from ....model.operators.attention import attend
+from ....model.operators.attention import options
 from ....model.operators.batch_norm import values_per_channel
 from ....model.operators.elementwise import KINDS
 from ....model.operators.function import class_source
 from ....model.operators.keywords import literal
 from ....model.operators.loss import LOSSES
+from ....model.operators.operator import is_native, is_random
 from ....model.operators.recurrent import is_both, kernel_of, operands_of
 from . import losses, regathered_weights
 from .conversions import Local
@@ -135,16 +136,33 @@ def _constant(call: OperatorCall, names: Sequence[str]) -> str:
 
 
 def _dropout(call: OperatorCall, names: Sequence[str]) -> str:
-    shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
-    call.used.helpers |= {"dropout", "positions", "random_bits"}
+    return f"dropout({names[0]}, {_dropping(call, 'dropout', len(call.node.shape))})"
+
+
+def _dropping(call: OperatorCall, function: str, dims: int, more: Sequence[int] = ()) -> str:
+    """The arguments with which `function` drops elements of the first `dims` dims of a node, and of `more` whole ones.
+
+    Torch's own random numbers need the axes on which ranks have different parts, counters the place of every element.
+    """
+    node, local = call.node, call.local
     call.used.modes = True
-    return f"dropout({names[0]}, {call.node['p']}, {call.dropout_site}, mesh, {shape}, {cuts})"
+    head = f"{node['p']}, {call.dropout_site}, mesh"
+    if is_native(node):
+        call.used.helpers |= {f"native_{function}", "drawing"}
+        of_dims = [a for dim in range(dims) for a in local.known.of_dim(dim)]
+        split = {axis for a in of_dims for axis in local.splits(a)}
+        axes = [local.axes[axis] for axis in sorted(split)]
+        micro = ["mesh.micro"] if call.micro_batches > 1 and local.known.batch.intersection(of_dims) else []
+        return ", ".join([head, *micro, *axes])
+    call.used.helpers |= {function, "positions", "random_bits", "dropped"}
+    shape, cuts = whole_text(local, range(dims), call.micro_batches, more)
+    return f"{head}, {shape}, {cuts}"
 
 
 def _random(call: OperatorCall, names: Sequence[str]) -> str:
     shape, cuts = whole_text(call.local, range(len(call.node.shape)), call.micro_batches)
     kind = call.node["kind"]
-    call.used.helpers |= {kind, "positions", "random_bits"}
+    call.used.helpers |= {kind, "positions", "random_bits", *(["dropped"] if kind == "bernoulli" else [])}
     call.used.modes = call.used.noise = True
     given = "".join(f", {call.node[name]}" for name in KINDS[kind])
     return f"{kind}({names[0]}{given}, {call.dropout_site}, mesh, {shape}, {cuts})"
@@ -159,14 +177,17 @@ def _projection(call: OperatorCall, names: Sequence[str]) -> str:
 def _attention(call: OperatorCall, names: Sequence[str]) -> str:
     """A causal mask counts positions from the start of the sequence, not from the start of this rank's queries."""
     node, dim = call.node, len(call.sources[0].shape) - 2
-    queries = call.source(0)
-    if not node["causal"] or not any(queries.splits(a) for a in call.source_atoms[0].of_dim(dim)):
-        return attend(node, names, names[3] if len(names) > 3 else None, node["causal"])
-    call.used.helpers |= {"positions"}
-    shape, cuts = whole_text(call.source(0), [dim])
-    keys = call.sources[1].shape[dim]
-    seen = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
-    return attend(node, names, seen, False)
+    queries, keys = call.source(0), call.sources[1].shape[dim]
+    mask, causal = names[3] if len(names) > 3 else None, node["causal"]
+    if causal and any(queries.splits(a) for a in call.source_atoms[0].of_dim(dim)):
+        call.used.helpers |= {"positions"}
+        shape, cuts = whole_text(queries, [dim])
+        mask = f"positions({shape}, {cuts}, mesh.device)[:, None] >= torch.arange({keys}, device=mesh.device)"
+        causal = False
+    read, given = ", ".join(names[:3]), options(node, mask, causal)
+    if is_random(node):
+        return f"attend({read}, {_dropping(call, 'attend', len(node.shape) - 1, [keys])}{given})"
+    return f"F.scaled_dot_product_attention({read}{given})"
 
 
 # Reductions

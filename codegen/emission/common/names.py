@@ -84,7 +84,7 @@ def short_names(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
             if sum(other == tail or other.endswith(f".{tail}") for other in everything) == 1:
                 break
         result[name] = identifier(tail)
-    taken = dict.fromkeys([*reserved, "mesh", "dtype", "i"], 1)
+    taken = dict.fromkeys([*reserved, "mesh", "dtype", "i", "compute"], 1)
     for name, short in result.items():  # a.b_c and a_b.c
         taken[short] = taken.get(short, 0) + 1
         if taken[short] > 1:

@@ -82,8 +82,11 @@ def dtype_text(dtype: str) -> str:
     return "self.dtype" if dtype == "float32" else f"torch.{dtype}"
 
 
-def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tuple[str, str]:
-    """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}."""
+def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1, more: Sequence[int] = ()) -> tuple[str, str]:
+    """Arguments of the program's `positions`: the whole shape by the atoms that are split, and {entry: axes}.
+
+    `more`: the sizes of further dims, which are whole.
+    """
     known = local.known
     shape: list[int] = []
     cuts: dict[int, list[str]] = {}
@@ -107,7 +110,7 @@ def whole_text(local: Local, dims: Sequence[int], micro_batches: int = 1) -> tup
                 shape.append(size)
                 free = True
     text = ", ".join(f"{i}: {tuple_text(axes)}" for i, axes in cuts.items())
-    return shape_text(shape), f"{{{text}}}"
+    return shape_text([*shape, *more]), f"{{{text}}}"
 
 
 def full_precision(call: OperatorCall, x: str, operand: int = 0) -> str:

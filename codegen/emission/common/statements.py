@@ -22,6 +22,7 @@ RESERVED = frozenset(
     "self mesh torch dist nn math F os data tensor sequence axis step optimizer model gather scatter_sum all_reduce "  # noqa: SIM905
     "cut pad keep_first exchange same dropout projection positions precise regathered fill mix mix_ "
     "among embed_rows embed_bags gather_rows index_rows random_bits dropped forget remember all_gather reduce_scatter "
+    "attend drawing seed_of "
     "moments Moments batch_norm gathered load save share main weight part partial "
     "whole sys weakref refuse make_axis learning_rate buckets make_optimizer "
     "initialize Initial jump "
@@ -60,13 +61,13 @@ class Statement:
 class FunctionWriter:
     """The statements of one function, and their lines. An operand is the number of an earlier statement.
 
-    `has_dropout`: the program has dropouts, whose masks depend on the step.
+    `passes_mesh`: recomputed blocks need the mesh, for their dropouts or for weights that travel ahead.
     """
 
     graph: PCG
     axes: Sequence[str]
     roles: Mapping[int, str] = field(default_factory=dict)
-    has_dropout: bool = False
+    passes_mesh: bool = False
     statements: list[Statement] = field(default_factory=list)
 
     def add(self, statement: Statement) -> int:
@@ -284,7 +285,7 @@ class FunctionWriter:
             carried.append(name)
         names.update(zip(this.results, carried, strict=True))
         variable = self.free(this.text, live | set(carried), set())
-        loop = this.loop.lines(variable, carried, texts[len(carried) :], self.has_dropout)
+        loop = this.loop.lines(variable, carried, texts[len(carried) :], self.passes_mesh)
         return [*lines, *(line for depth, text in loop for line in wrap(text, indent + depth))]
 
     def _unpacked(self, s: int, live: set[str], uses: Mapping[int, int], names: dict[int, str]) -> str:

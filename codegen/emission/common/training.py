@@ -8,12 +8,14 @@ from .data import counted_by_step, padding, sample_lines, shape_lines, synthetic
 from .features import Context
 
 OPTIMIZERS = {
-    "sgd": ("SGD", "torch.optim.SGD(groups, lr)"),
-    "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
-    "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS})"),
+    "sgd": ("SGD", "torch.optim.SGD(groups, lr{})"),
+    "adam": ("Adam", f"torch.optim.Adam(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS}{{}})"),
+    "adamw": ("AdamW", f"torch.optim.AdamW(groups, lr, betas={defaults.BETAS}, eps={defaults.EPS}{{}})"),
 }
-"""Names of optimizers as PyTorch writes them, and the calls that make them."""
+"""Names of optimizers as PyTorch writes them, and the calls that make them, with a place for further arguments."""
 
+TIMEOUT = ("TIMEOUT = timedelta(minutes=10)  # for which a collective waits for the other ranks",)
+MAIN_IMPORTS = ("import argparse", "import time", "from datetime import timedelta")
 PIECE = ("PIECE = 1 << 24  # elements of a tensor that are saved, sent or read at a time",)
 CHECKPOINT_IMPORTS = ("import hashlib", "import shutil", "import torch.distributed.checkpoint as dcp")
 CHECKPOINTS: Context = {
@@ -36,6 +38,11 @@ SEED_AND_STEPS = f"SEED, STEPS = {defaults.SEED}, 10"
 def learning_rate() -> Context:
     """The schedule of the learning rate."""
     return {"min_factor": defaults.MIN_FACTOR}
+
+
+def optimizer_call(optimizer: str, *, fused: bool) -> str:
+    """The call that makes an optimizer of torch; fused kernels update no sparse gradients, nor states on a host."""
+    return OPTIMIZERS[optimizer][1].format(", fused=True" if fused else "")
 
 
 def make_optimizer(optimizer: str) -> Context:

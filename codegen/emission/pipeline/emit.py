@@ -9,7 +9,6 @@ from dataclasses import replace
 from ....formulation.pipeline.orders import slot_lines
 from ....model.graph.pcg import PCG
 from ....model.machine.precision import precision
-from ....model.operators.operator import is_random
 from ...plan.checks import tied
 from ...plan.plan import Plan
 from ...pricing.axis_groups import Group, axis_groups
@@ -21,16 +20,16 @@ from ..common.features import program_text
 from ..common.text import wrap
 from ..spmd.block_classes import BlockClasses
 from ..spmd.emission import Emission
-from ..spmd.emit import constants
+from ..spmd.emit import constants, used_by
 from ..spmd.features import FEATURES
 from ..spmd.mesh import mesh_lines
 from ..spmd.micro_batches import divided
-from .modules import DOC, LAYERS, TITLE, StageModules, entries
+from .modules import DOC, LAYERS, TITLE, StageModules, agree, entries
 
 
 def emit(plan: Plan) -> str:
     """The program, deterministic. PartitaError: the plan cannot be emitted."""
-    used, axes = Used(any(is_random(node) for part in plan.stages for node in part.graph.nodes)), plan.axes
+    used, axes = used_by(plan), plan.axes
     groups = _tied_groups(plan)
     modules = _modules(plan, used, {name: axis for name, (axis, _) in groups.items()})
     reading = reading_axes(plan.parts)
@@ -44,7 +43,11 @@ def emit(plan: Plan) -> str:
         used,
         classes="\n\n\n".join([*modules[0].classes.texts(), *classes]),
         reading=[plan.parts[0].axes[i] for i in reading],
-        mesh_lines=[*mesh_lines(plan.placement, axes, whole), *_tied_lines(groups.values())],
+        mesh_lines=[
+            *mesh_lines(plan.placement, axes, whole),
+            *_tied_lines(groups.values()),
+            *(["self.channels = make_channels(numbers, self.device)"] if plan.overlap else []),
+        ],
         pipeline={
             "chunks": plan.chunks,
             "split": plan.schedule.splits_backward,
@@ -68,10 +71,7 @@ def _modules(plan: Plan, used: Used, names: Mapping[str, str]) -> list[StageModu
     for number, (part, halves) in enumerate(zip(plan.parts, found, strict=True)):
         own = {name: names[name] for name, stages in tied(plan).items() if name in names and number in stages}
         modules.append(StageModules(part, used, halves, classes, own))
-    kinds = {module.joined_argument for module in modules} - {""}
-    sharded = all(module.all_sharded for module in modules)
-    for module in modules:
-        module.joined_argument, module.all_sharded = min(kinds, default=""), sharded
+    agree(modules, plan)
     return modules
 
 
@@ -166,4 +166,4 @@ def _buffers(graph: PCG) -> list[str]:
 
 
 def _tied_lines(groups: Iterable[tuple[str, tuple[int, ...]]]) -> list[str]:
-    return [f"self.{name} = make_axis(numbers[{list(places)}], 0)" for name, places in dict.fromkeys(groups)]
+    return [f"self.{name} = make_axis(groups, numbers[{list(places)}], 0)" for name, places in dict.fromkeys(groups)]

@@ -14,6 +14,7 @@ from ..common.operator_calls import dtype_text
 from ..common.statements import reserved
 from ..common.text import shape_text, wrap
 from ..spmd.block_classes import BlockClasses
+from ..spmd.constructors import reduces_behind
 from ..spmd.function_body import FunctionBody
 from ..spmd.model_classes import ModelClasses
 from ..spmd.repeated_blocks import Divided
@@ -117,6 +118,14 @@ class StageModules(ModelClasses):
             texts.append(f"({shape_text(local.shape())}, {dtype_text(plan.graph.nodes[index].dtype)})")
         lines = wrap(f"return [{', '.join(texts)}]", 8)
         return self._function("received", [], "Shapes and dtypes of the tensors that the stage before sends.", lines)
+
+
+def agree(modules: Sequence[StageModules], plan: Plan) -> None:
+    """Let the stages of a plan describe their weights alike."""
+    kinds = {module.joined_argument for module in modules} - {""}
+    sharded, ordered = all(module.all_sharded for module in modules), reduces_behind(plan)
+    for module in modules:
+        module.joined_argument, module.all_sharded, module.ordered = min(kinds, default=""), sharded, ordered
 
 
 def entries(number: int) -> str:

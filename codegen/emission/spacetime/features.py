@@ -110,7 +110,7 @@ def _unsaved(e: SpaceTimeEmission) -> list[str]:
 
 
 def _optimizer(e: SpaceTimeEmission) -> Context:
-    name, call = training.OPTIMIZERS[e.optimizer]
+    name, call = training.OPTIMIZERS[e.optimizer][0], training.optimizer_call(e.optimizer, fused=False)
     doc = f"{name} on the parts of weights that this rank updates."
     return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
 
@@ -198,5 +198,5 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         lambda e: training.data(e.pcg, e.pcg.batch, e.used),
         constants=lambda e: value_lines(e.used),
     ),
-    Feature("main.jinja", _main, imports=lambda _: ["import argparse", "import time"]),
+    Feature("main.jinja", _main, imports=lambda _: training.MAIN_IMPORTS, constants=lambda _: training.TIMEOUT),
 )

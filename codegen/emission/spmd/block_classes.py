@@ -8,9 +8,10 @@ from ..common.statements import reserved
 from .repeated_blocks import Block, entry_name
 
 TAKEN = (
-    "At", "Axis", "Blocks", "Bucket", "Enter", "Gathered", "Group", "Groups", "Initial", "Leave", "Left", "Mesh",
-    "Model", "Module", "Move", "Optimizer", "Part", "Pending", "Place", "Received", "Recomputed", "Run", "Samples",
-    "Saved", "StageEnd", "Step", "Table", "Tape", "Values", "Weight", "Weighted",
+    "At", "Axis", "Blocks", "Bucket", "Enter", "Gathered", "Gathering", "Group", "Groups", "Initial", "Leave", "Left",
+    "Mesh", "Message", "Model", "Module", "Move", "Optimizer", "Order", "Part", "Pending", "Piece", "Place", "Received",
+    "Recomputed", "Reductions", "Run", "Samples", "Saved", "Sent", "StageEnd", "Step", "Steps", "Table", "Tape",
+    "Values", "Weight", "Weighted", "Wholes",
 )  # fmt: skip
 """Classes of the templates."""
 

@@ -1,7 +1,7 @@
 """Constructors of the classes: a rank's parts of the weights, and how their gradients are synchronized."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
@@ -17,6 +17,7 @@ from ..common.conversions import Used, local_part
 from ..common.names import joined_argument
 from ..common.statements import axes_read
 from ..common.text import tuple_text, wrap
+from .gatherings import ClassGatherings
 
 
 class Constructors:
@@ -28,6 +29,18 @@ class Constructors:
         self.all_sharded = all_sharded(plan)
         self.joined_argument = joined_argument(plan.graph)
         self.factors = False  # True if a dim of some weight is given by its factors
+        self.gatherings = ClassGatherings(set())  # of the class that is being written
+        self.earlier_gatherings = False  # True if classes that are written have some
+
+    @property
+    def has_gatherings(self) -> bool:
+        """True if some class has gatherings."""
+        return self.earlier_gatherings or bool(self.gatherings.names)
+
+    def _begin_class(self, taken: Iterable[str]) -> None:
+        """Begin to write a class whose attributes have these names."""
+        self.earlier_gatherings = self.has_gatherings
+        self.gatherings = ClassGatherings({*taken})
 
     def _init(
         self,
@@ -62,6 +75,8 @@ class Constructors:
         if weights:
             said_once = ", ".join(["weight", *(f"{k}={v}" for k, v in common.items())])
             lines.insert(0, f"        part = partial({said_once})")
+        lines += self.gatherings.lines(weights)
+        self.used.several_layers |= self.gatherings.several_layers
         head = [f"    def __init__(self, {arguments}):", "        super().__init__()", *(f"        {x}" for x in first)]
         if any("precision" in line for line in lines):
             head.append("        precision = torch.promote_types(dtype, torch.float32)  # of stored weights")
@@ -134,11 +149,30 @@ class Constructors:
         return tuple_text(shape), f"{{{', '.join(cuts)}}}" if cuts else ""
 
 
+def trained(plan: Plan) -> list[int]:
+    """The weights that have a dense gradient."""
+    sparse = sparse_tables(plan.graph)
+    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
+
+
+def reduces_behind(plan: Plan) -> bool:
+    """True if gradients are summed over ranks while backward goes on.
+
+    Not where ranks have parallel branches, whose gradients they have at different times, where collectives take several
+    steps, each of which waits for the one before, and in schedule 2bw, whose steps overlap anyway.
+    """
+    if not plan.overlap or plan.schedule.double_buffered or any(group.programs for group in axis_groups(plan)):
+        return False
+    if any(choice.beside or choice.joins for stage in plan.stages for choice in stage.choices):
+        return False
+    return any(summed_over(stage, index) for stage in plan.stages for index in trained(stage))
+
+
 def all_sharded(plan: Plan) -> bool:
     """True if ranks update shares of every weight with a dense gradient: then it is no option of single weights."""
-    sparse = sparse_tables(plan.graph)
-    trained = [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
-    return not plan.separate_states and all(plan.choices[i].sharded_states and summed_over(plan, i) for i in trained)
+    return not plan.separate_states and all(
+        plan.choices[i].sharded_states and summed_over(plan, i) for i in trained(plan)
+    )
 
 
 def axes_line(lines: Sequence[str], axes: Sequence[str], mesh: str) -> list[str]:

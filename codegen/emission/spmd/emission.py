@@ -14,6 +14,7 @@ from ...plan.plan import Plan
 from ...plan.table_spread import spread_axis
 from ...pricing.axis_groups import Group, axis_groups, summed_over
 from ..common.conversions import Used, local_part
+from .constructors import reduces_behind, trained
 from .mesh import all_steps, disordered, table
 from .model_classes import ModelClasses
 
@@ -56,6 +57,7 @@ class Synchronization:
     alone: bool  # some gradients need no sum
     reduced: bool  # some gradients are all-reduced
     separate: bool  # accumulated gradients or states are in other memory than the weights
+    behind: bool  # sums over ranks begin during backward
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Emission:
 
     @property
     def has_dropout(self) -> bool:
-        return not self.used.helpers.isdisjoint(("dropout", *KINDS))
+        return not self.used.helpers.isdisjoint(("dropout", "attend", "drawing", *KINDS))
 
     @property
     def precision(self) -> Precision:
@@ -148,6 +150,7 @@ class Emission:
             alone="alone" in kinds,
             reduced="reduced" in kinds,
             separate=separate,
+            behind=reduces_behind(self.plan),
         )
 
     @cached_property
@@ -157,6 +160,8 @@ class Emission:
         if sharded or "positions" in used.helpers or "pad" in primitives:
             primitives |= {"cut"}
         if sharded:
+            primitives |= {"gather", "scatter_sum"} if self.programs or self.synchronization.scattered else {"gather"}
+        if used.gathers and self.programs:
             primitives |= {"gather", "scatter_sum"}
         if self.programs and (self.synchronization.reduced or "all_reduce" in primitives):
             primitives |= {"add_up"}
@@ -166,19 +171,16 @@ class Emission:
         return Collectives(
             programs=bool(self.programs),
             collectives=frozenset(
-                {kinds[name] for name in primitives & kinds.keys()} | {step.collective.value for step in steps}
+                {kinds[name] for name in primitives & kinds.keys()}
+                | {step.collective.value for step in steps}
+                | ({"all_gather", "reduce_scatter"} if used.gathers else set())
+                | ({"reduce_scatter"} if sharded else set())
             ),
             resting=tied or any(step.zero for step in steps) or any(group.among for group in self.groups),
             disordered=disordered(self.groups),
             primitives=frozenset(primitives),
             uneven=used.uneven or any(map(_uneven_weights, self.stages)),
         )
-
-
-def trained(plan: Plan) -> list[int]:
-    """The weights that have a dense gradient."""
-    sparse = sparse_tables(plan.graph)
-    return [i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient and i not in sparse]
 
 
 def _synchronized(plan: Plan, index: int) -> str:

@@ -14,6 +14,7 @@ from ..common.features import program_text
 from ..common.training import SEED_AND_STEPS
 from .emission import Emission
 from .features import FEATURES
+from .gatherings import travels_ahead
 from .mesh import mesh_lines
 from .micro_batches import divided
 from .model_classes import ModelClasses
@@ -21,7 +22,7 @@ from .model_classes import ModelClasses
 
 def emit(plan: Plan) -> str:
     """The program of a plan, the same text every time. Raises PartitaError where a plan cannot be written down."""
-    used = Used(any(map(is_random, plan.graph.nodes)))
+    used = used_by(plan)
     reading = reading_axes([plan])
     modules = ModelClasses(plan, used, divided([plan.graph], plan.micro_batches)[0])
     emission = Emission(
@@ -35,6 +36,13 @@ def emit(plan: Plan) -> str:
         reading=[plan.axes[i] for i in reading],
     )
     return program_text(emission, docstring(plan), constants(plan, plan.axes, plan.placement.sizes), FEATURES)
+
+
+def used_by(plan: Plan) -> Used:
+    """What a plan's program uses, as far as that is known before its lines are written."""
+    has_dropout = any(is_random(node) for part in plan.stages for node in part.graph.nodes)
+    # Where a backward comes in halves, weights gathered again would have to stay from the first to the second.
+    return Used(has_dropout, not plan.schedule.splits_backward and any(map(travels_ahead, plan.stages)))
 
 
 def constants(plan: Plan, axes: Sequence[str], sizes: Sequence[int]) -> list[str]:

@@ -15,7 +15,11 @@ from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
 from ..common.operator_calls import value_lines
 from ..common.text import WIDTH, wrap
-from .emission import Emission, trained
+from .constructors import trained
+from .emission import Emission
+
+LEAST_BYTES = 1_000_000
+"""Buckets of smaller messages are dominated by latency; a bucket of so many bytes goes as soon as its layer is done."""
 
 
 def _mesh(e: Emission) -> Context:
@@ -27,6 +31,7 @@ def _mesh(e: Emission) -> Context:
         "micro": e.accumulates,
         "stepped": e.has_dropout,
         "modes": e.used.modes,
+        "again": e.used.overlap and bool(e.recomputation_modes),
         "placed": e.storage.placed,
         "ranged": e.storage.ranged,
         **vars(found),
@@ -34,7 +39,7 @@ def _mesh(e: Emission) -> Context:
 
 
 def _collectives(e: Emission) -> Context | None:
-    return vars(e.collectives) if e.collectives.primitives else None
+    return vars(e.collectives) if e.collectives.primitives or e.collectives.collectives else None
 
 
 def _conversions(e: Emission) -> Context | None:
@@ -50,12 +55,37 @@ def _helpers(e: Emission) -> Context | None:
 
 
 def _helper_imports(e: Emission) -> list[str]:
-    return ["import weakref"] if "regathered" in e.used.helpers else []
+    drawing = ["from contextlib import contextmanager"] if "drawing" in e.used.helpers else []
+    return drawing + (["import weakref"] if "regathered" in e.used.helpers else [])
+
+
+def _gathering(e: Emission) -> Context | None:
+    """Fully sharded weights that travel ahead of their use."""
+    if not e.used.gathers:
+        return None
+    return {
+        **vars(e.collectives),
+        "regather": e.used.forgets,
+        "layers": e.used.several_layers,
+        "recompute": bool(e.recomputation_modes),
+        "selective": "selective" in e.recomputation_modes,
+    }
+
+
+def _gathering_imports(e: Emission) -> list[str]:
+    disable = ["from torch.utils._python_dispatch import _disable_current_modes"]
+    return [
+        "import itertools",
+        "from types import SimpleNamespace",
+        *(disable if "selective" in e.recomputation_modes else []),
+    ]
 
 
 def _recomputation(e: Emission) -> Context | None:
     modes = e.recomputation_modes
-    return {"recompute": modes, "micro": e.accumulates, "stepped": e.has_dropout} if modes else None
+    if not modes:
+        return None
+    return {"recompute": modes, "micro": e.accumulates, "stepped": e.has_dropout, "gathers": e.used.overlap}
 
 
 def _recomputation_imports(e: Emission) -> list[str]:
@@ -198,7 +228,13 @@ def _optimizer(e: Emission) -> Context:
         "bare": not all(map(trained, e.stages)),
         "ranks": "RANKS // PIPELINE" if e.pipeline else "RANKS",
         "optimizer_doc": f"{training.OPTIMIZERS[e.plan.optimizer][0]} over this rank's part of the weights.",
-        "optimizer_call": training.OPTIMIZERS[e.plan.optimizer][1],
+        "optimizer_call": training.optimizer_call(
+            e.plan.optimizer, fused=not (e.storage.sparse or e.synchronization.offloaded)
+        ),
+        "narrow": e.precision.gradients not in ("float32", "float64"),
+        "micro": e.accumulates,
+        "shared": e.pipeline is not None and e.pipeline["shared"],
+        "split": e.pipeline is not None and e.pipeline["split"],
     }
 
 
@@ -209,6 +245,11 @@ def _optimizer_in_place(e: Emission) -> Context | None:
 def _optimizer_separate(e: Emission) -> Context | None:
     """The optimizer whose gradients or states are separate from the weights: on the host, or in another dtype."""
     return _optimizer(e) if e.synchronization.separate else None
+
+
+def _reductions(e: Emission) -> Context | None:
+    """The order of reductions behind backward."""
+    return _optimizer(e) if e.synchronization.behind else None
 
 
 def _step(e: Emission) -> Context:
@@ -255,8 +296,13 @@ def _whole_step(e: Emission) -> Context | None:
 def _pipelined_step(e: Emission) -> Context | None:
     if not e.pipeline:
         return None
-    scattered = e.synchronization.scattered
-    return {**_step(e), "pipeline": e.pipeline, "widened": _widened(e), "scattered": scattered}
+    return {
+        **vars(e.synchronization),
+        **_step(e),
+        "pipeline": e.pipeline,
+        "overlap": e.plan.overlap,
+        "widened": _widened(e),
+    }
 
 
 def _data(e: Emission) -> Context:
@@ -284,6 +330,11 @@ def _main(e: Emission) -> Context:
     }
 
 
+def _least(e: Emission) -> list[str]:
+    least = f"LEAST = {LEAST_BYTES:_}  # bytes of a bucket that ends with its layer, and is reduced behind backward"
+    return [least] if e.synchronization.behind else []
+
+
 def _widened(e: Emission) -> bool:
     """True if gradients are accumulated in another dtype than the weights'."""
     return e.precision.gradients != e.precision.parameters
@@ -304,6 +355,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("collectives.jinja", _collectives),
     Feature("conversions.jinja", _conversions),
     Feature("helpers.jinja", _helpers, imports=_helper_imports),
+    Feature("gathering.jinja", _gathering, imports=_gathering_imports),
     Feature("recomputation.jinja", _recomputation, imports=_recomputation_imports),
     Feature("sources.jinja", _special_strategies),
     Feature("sources.jinja", _functions),
@@ -331,7 +383,8 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
     Feature("bucket.jinja", _optimizer_in_place),
     Feature("separate_bucket.jinja", _optimizer_separate),
-    Feature("buckets.jinja", _optimizer),
+    Feature("buckets.jinja", _optimizer, constants=_least),
+    Feature("reductions.jinja", _reductions),
     Feature("optimizer.jinja", _optimizer_in_place),
     Feature("separate_optimizer.jinja", _optimizer_separate),
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.plan.optimizer)),
@@ -344,5 +397,5 @@ FEATURES: tuple[Feature[Emission], ...] = (
     Feature("stages.jinja", _pipelined_step),
     Feature("data.jinja", _data),
     Feature("own_samples.jinja", _own_samples),
-    Feature("main.jinja", _main, imports=lambda _: ["import argparse", "import time"]),
+    Feature("main.jinja", _main, imports=lambda _: training.MAIN_IMPORTS, constants=lambda _: training.TIMEOUT),
 )

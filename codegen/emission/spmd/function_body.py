@@ -1,24 +1,25 @@
 """The statements of one function of the model: values of nodes under layouts, and the text that computes each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 
 from ....formulation.special import Splits
 from ....formulation.strategies.strategy import rows_taken
 from ....model.graph.atoms import atoms
-from ....model.graph.layout import Action, Layout, P, atom_of, is_split
+from ....model.graph.layout import Layout, P, atom_of, is_split
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
 from ...plan.plan import Plan
-from ...plan.routes import route
 from ..common.block_loops import BlockLoop, call_text
-from ..common.conversions import Used, conversion, local_part
+from ..common.conversions import Used, between, makes_new
 from ..common.expressions import chunked, expression
 from ..common.names import is_literal, literal_text
 from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import VIEWS, remade
 from ..common.statements import FunctionWriter, Statement
 from ..common.text import enclosed
+from .gatherings import ClassGatherings, Gathering, gatherings
 from .loops import Loop
 from .parallel_branches import ParallelBranches, comment, operands_of, render
 from .recomputation import SegmentCall
@@ -41,13 +42,16 @@ class FunctionBody(FunctionWriter):
         divisors: Mapping[int, str],
         roles: Mapping[int, str],
     ) -> None:
-        super().__init__(plan.graph, plan.axes, roles, used.has_dropout)
+        super().__init__(plan.graph, plan.axes, roles, used.has_dropout or used.overlap)
         self.plan, self.own, self.weights, self.used = plan, own, weights, used
         self.divided, self.divisors = divided, divisors
         self.dropout_sites: dict[int, str] = {}  # call sites of dropouts in loops
         self.branches: Mapping[int, ParallelBranches] = {}  # by the node that joins them
         self.calls: Mapping[int, SegmentCall] = {}  # of recomputed segments, by their results
         self.recomputed = False  # True: backward runs all of this again, so weights are gathered again anyway
+        self.gatherings: ClassGatherings | None = None  # of weights that travel together, in the class
+        self.gathers_before = False  # True: such weights are arguments
+        self.gathered: dict[str, str] = {}  # these arguments: name -> attribute of the gathering
         self.arguments: dict[int, str] = {}  # node (or -1 - loss) -> name, in order of first use
         self.pending_loops: list[tuple[Loop, int]] = []  # loops not written yet, with the number of the pass
         self._memo: dict[object, int] = {}
@@ -130,7 +134,9 @@ class FunctionBody(FunctionWriter):
         if key in self._memo:
             return self._memo[key]
         choice = self.plan.choices[index]
-        if index in self.weights:
+        if recorded and choice.given != choice.output and (index, choice.given) in self._together:
+            self._memo[key] = self._gathered(index, choice.given)
+        elif index in self.weights:
             self._memo[key] = self._weight(index, recorded)
         elif is_literal(self.plan, index):
             number = literal_text(self.plan, index)
@@ -182,6 +188,8 @@ class FunctionBody(FunctionWriter):
         if key not in self._memo:
             choice = self.plan.choices[index]
             weight = self.plan.graph.nodes[index].op == "parameter"
+            if recorded and choice.given == choice.output and (index, layout) in self._together:
+                return self._gathered(index, layout)
             again = choice.regather and index in self.weights and recorded and not self.recomputed
             if again and self._makes_new(index, choice.given, layout):
                 self._memo[key] = self._regathered(index, [choice.given, layout])
@@ -197,6 +205,39 @@ class FunctionBody(FunctionWriter):
             return self._regathered(index, [choice.given])
         return self._converted(self._stored(index), index, choice.output, choice.given, True, recorded)
 
+    @cached_property
+    def _together(self) -> dict[tuple[int, Layout], Gathering]:
+        """The weights that are gathered in one message with others."""
+        if self.gatherings is None or not self.used.overlap:
+            return {}
+        return gatherings(self.plan, self.own, self.weights, self.recomputed)
+
+    def _gathered(self, index: int, layout: Layout) -> int:
+        """A weight that is gathered in one message with others; a single statement gathers them all."""
+        gathering = self._together[index, layout]
+        if (index, gathering) not in self._memo:
+            assert self.gatherings is not None
+            attribute = self.gatherings.name(gathering, self.weights)
+            self.used.gathers = True
+            if not gathering.kept:
+                self.used.forgets = True
+                self.used.helpers.add("regathered")
+            self.used.uneven |= any(apart.uneven for apart in gathering.apart)
+            wish, text, kind = "weights", f"self.{attribute}()", "gather"
+            if self.gathers_before:
+                wish = self.weights[index].removeprefix("self.") if len(gathering.weights) == 1 else wish
+                wish = text = self.free(wish, {*self.arguments.values(), *self.gathered}, set())
+                self.gathered[wish], kind = attribute, "argument"
+            made = self.add(Statement(lambda _: text, (), kind, wish, gathering.weights[0]))
+            for i in gathering.weights:
+                self._memo[i, gathering] = made if len(gathering.weights) == 1 else self._of_several(made, i)
+        return self._memo[index, gathering]
+
+    def _of_several(self, gathered: int, index: int) -> int:
+        """One of several weights that were gathered together."""
+        name = self.weights[index].removeprefix("self.")
+        return self.add(Statement(lambda t: f"{t[0]}.{name}", (gathered,), "gather", name, index, inline=True))
+
     def _stored(self, index: int) -> int:
         key = (index, "stored")
         if key not in self._memo:
@@ -208,9 +249,8 @@ class FunctionBody(FunctionWriter):
     def _converted(
         self, statement: int, index: int, source: Layout, target: Layout, weight: bool = False, recorded: bool = True
     ) -> int:
-        plan, node = self.plan, self.plan.graph.nodes[index]
-        steps, before = route(plan, index, source, target), local_part(plan, index, source)
-        lines = conversion(before, steps, self.used, gradient=node.gradient and recorded, weight=weight)
+        node, ends = self.plan.graph.nodes[index], (source, target)
+        lines = between(self.plan, index, ends, self.used, gradient=node.gradient and recorded, weight=weight)
         again = recorded and self._shows_regathered(index, source) and not self._makes_new(index, source, target)
         name, kind = self.statements[statement].preferred_name, "gather" if weight else "convert"
         for line in lines:
@@ -228,8 +268,7 @@ class FunctionBody(FunctionWriter):
 
     def _makes_new(self, index: int, source: Layout, target: Layout) -> bool:
         """True if a conversion allocates memory; a view need not be gathered again."""
-        steps, sizes = route(self.plan, index, source, target), self.plan.placement.sizes
-        return any(sizes[s.axis] > 1 and s.move.value not in (Action.NOTHING, Action.SLICE) for s in steps)
+        return makes_new(self.plan, index, (source, target))
 
     def _regathered(self, index: int, stops: Sequence[Layout]) -> int:
         """The conversion of a stored weight over some layouts as one expression, which backward can repeat."""
@@ -238,8 +277,7 @@ class FunctionBody(FunctionWriter):
         lines: list[str] = []
         source = plan.choices[index].output
         for target in stops:
-            steps, before = route(plan, index, source, target), local_part(plan, index, source)
-            lines += conversion(before, steps, self.used, gradient=node.gradient, weight=True)
+            lines += between(plan, index, (source, target), self.used, gradient=node.gradient, weight=True)
             source = target
 
         def render(t: Sequence[str]) -> str:
@@ -332,7 +370,7 @@ class FunctionBody(FunctionWriter):
             names = [self._value_name(i) for i in call.outs]
 
             def render(texts: Sequence[str]) -> str:
-                return call_text(self.has_dropout, call.mode, f"self.{call.method}", texts)
+                return call_text(self.passes_mesh, call.mode, f"self.{call.method}", texts)
 
             this = Statement(render, operands, "call", names[0], call.outs[0])
             made = self.add(this)

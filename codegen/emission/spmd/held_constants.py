@@ -14,7 +14,7 @@ __all__ = ["DOC", "attributes", "built_once", "method_lines", "setting_line"]
 
 DOC = "What depends on no input, computed once."
 _METHODS = {*dir(nn.Module), "constants", "mesh", "dtype", "count_labels"}
-"""Attributes that the model's class has in any case."""
+"""Names that the model's class uses already."""
 
 
 def attributes(body: FunctionBody, taken: Collection[str]) -> dict[int, str]:

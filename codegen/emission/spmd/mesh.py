@@ -74,7 +74,7 @@ def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group
     lines = [numbers]
     for group in found:
         if len(group.axes) == 1 and group.among is None:
-            lines.append(f"self.{group.name} = make_axis(numbers, {group.axes[0]}{_levels(group)})")
+            lines.append(f"self.{group.name} = make_axis(groups, numbers, {group.axes[0]}{_levels(group)})")
             continue
         others = [i for i, (_, axis) in enumerate(digits) if axis not in group.axes]
         mine = [i for i, (_, axis) in enumerate(digits) if axis in group.axes]
@@ -88,7 +88,7 @@ def mesh_lines(placement: Placement, names: Sequence[str], found: Sequence[Group
             order = [*others, *mine]
             moved = "" if order == sorted(order) else f".permute{shape_text(order)}"
             ranks += f"{moved}.flatten({len(others)})" if part else f".reshape{factors}{moved}.flatten({len(others)})"
-        lines.append(f"self.{group.name} = make_axis({ranks}, -1{_levels(group)})")
+        lines.append(f"self.{group.name} = make_axis(groups, {ranks}, -1{_levels(group)})")
     return [part[8:] for line in lines for part in wrap(line, 8)]
 
 

@@ -17,7 +17,7 @@ from ..common.text import wrap
 from ..templates import environment
 from .block_chains import chains
 from .block_classes import BlockClasses
-from .constructors import Constructors, axes_line
+from .constructors import Constructors, axes_line, reduces_behind
 from .function_body import FunctionBody
 from .held_constants import DOC, attributes, built_once, method_lines, setting_line
 from .loops import Loop, loops, results
@@ -49,6 +49,7 @@ class ModelClasses(Constructors):
         super().__init__(plan, used)
         self.divided_operands, self.loss_divided = found
         self.divisors: list[dict[str, Any]] = []
+        self.ordered = reduces_behind(plan)
         self.kinds = NodeKinds.of(plan, self.divided_operands)
         self.loops = loops(plan, chains(plan, self.kinds, self.single_blocks))
         self.modes = {
@@ -80,11 +81,13 @@ class ModelClasses(Constructors):
             for i, n in enumerate(graph.nodes)
             if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
         ]
-        short = short_names((graph.nodes[i].name for i in sources), {loop.attribute for loop in self.loops})
+        taken = {"reads", *(loop.attribute for loop in self.loops)}
+        short = short_names((graph.nodes[i].name for i in sources), taken)
         parts = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
         once = attributes(self._everything(), {*short.values(), *(loop.attribute for loop in self.loops)})
         lists += setting_line(once)
         weights = parts | once
+        self._begin_class([*short.values(), *once.values(), *(loop.attribute for loop in self.loops)])
         inside = {i for found in self.branches.values() for side in found.sides for i in side.nodes}
         everything = frozenset(range(len(graph.nodes)))
         turns = [frozenset(u.nodes) for loop in self.loops for blocks in loop.chain.passes for u in blocks]
@@ -99,23 +102,35 @@ class ModelClasses(Constructors):
         for i, name in divisors.items():
             body.argument(-1 - i, name)
         self._loops(body, everything, calls)
-        forward = body.lines(self._results(body), 8, self._returned)
-        lines = [f"class {title}({self.base}):", f'    """{doc}"""', ""]
-        lines += self._init(parts, arguments, ["self.mesh, self.dtype = mesh, dtype"], lists)
-        if once:
-            lines += ["", *self._function("constants", [], DOC, method_lines(self._everything(), once))]
-        lines += ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), forward)]
+        lines = body.lines(self._results(body), 8, self._returned)
+        methods = ["", *self._function("forward", list(body.arguments.values()), self._shapes(body.arguments), lines)]
         for call in calls:
-            lines += ["", *self._segment(call, weights)]
+            methods += ["", *self._segment(call, weights)]
         for found in self.branches.values():
             for side in found.sides:
                 if side.ends:
                     of_side = {i: name for i, name in divisors.items() if i in side.nodes}
-                    lines += ["", *self._side(found, side, weights, of_side)]
+                    methods += ["", *self._side(found, side, weights, of_side)]
         own = own.union(*(side.nodes for found in self.branches.values() for side in found.sides))
         for i, name in divisors.items():
-            lines += ["", *self._count(i, name, own, weights)]
-        return "\n".join(lines)
+            methods += ["", *self._count(i, name, own, weights)]
+        if once:
+            of_once = self._function("constants", [], DOC, method_lines(self._everything(), once))
+            methods = ["", *of_once, *methods]
+        first = ["self.mesh, self.dtype = mesh, dtype"]
+        if self.has_gatherings:
+            first.append("mesh.order = Order()  # in which weights are gathered")
+        head = [f"class {title}({self.base}):", f'    """{doc}"""', "", *self._order(parts)]
+        return "\n".join([*head, *self._init(parts, arguments, first, lists), *methods])
+
+    def _order(self, parts: Mapping[int, str]) -> list[str]:
+        """The order in which forward first reads weights and lists, for what follows backward through them."""
+        if not self.ordered:
+            return []
+        readers = {name.removeprefix("self."): self.plan.graph.consumers[i] for i, name in parts.items()}
+        readers |= {loop.attribute: tuple(loop.chain.nodes) for loop in self.loops}
+        names = [f'"{name}"' for name in sorted(readers, key=lambda name: min(readers[name], default=-1))]
+        return [*wrap(f"reads = ({', '.join(names)}{',' * (len(names) == 1)})  # in this order", 4), ""]
 
     def _everything(self) -> FunctionBody:
         """A function that may compute any node."""
@@ -194,6 +209,7 @@ class ModelClasses(Constructors):
             divisors=divisors,
             roles=self.roles,
         )
+        body.gatherings = self.gatherings if plan is None else None
         if inputs:
             self._inputs(body)
         return body
@@ -254,6 +270,7 @@ class ModelClasses(Constructors):
         plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
         short = short_names(plain.values())
         weights = {i: f"self.{short[plain[i]]}" for i in relative}
+        self._begin_class(short.values())
 
         def original(name: str) -> str:
             offset, rest = relative_name(chain.prefix, first, name)
@@ -261,14 +278,13 @@ class ModelClasses(Constructors):
 
         dropout = any(site_step(self.plan, blocks) for blocks in chain.passes)
         head = f"self.mesh, self.dtype{', self.i' * dropout} = mesh, dtype{', i' * dropout}"
-        lines = self._init(weights, "mesh, dtype, i", [head], original=original)
-        lines += ["", *self._pass(loop, chain.main, place, weights)]
+        methods = ["", *self._pass(loop, chain.main, place, weights)]
         for number in chain.distinct_passes[1:]:
             if same_pass(self.plan, chain, (number, chain.main), place, self.kinds):
-                lines += ["", f"    {loop.method(number)} = forward"]
+                methods += ["", f"    {loop.method(number)} = forward"]
             else:
-                lines += ["", *self._pass(loop, number, place, weights)]
-        return "\n".join(lines)
+                methods += ["", *self._pass(loop, number, place, weights)]
+        return "\n".join([*self._init(weights, "mesh, dtype, i", [head], original=original), *methods])
 
     def _pass(self, loop: Loop, number: int, place: int, weights: dict[int, str]) -> list[str]:
         """The method that computes a block in a pass."""
@@ -276,7 +292,7 @@ class ModelClasses(Constructors):
         calls = segment_calls_in(self.plan, loop.chain, loop.chain.passes[number], block, frozenset(weights))
         body = self._body(frozenset(block.nodes).difference(*(call.nodes for call in calls)), weights, {}, inputs=False)
         body.calls = {i: call for call in calls for i in call.outs}
-        body.recomputed = loop.always_recomputed(number, block)
+        body.recomputed, body.gathers_before = loop.always_recomputed(number, block), True
         for i, name in zip(block.carried, loop.carried_names, strict=True):
             body.argument(i, name)
         for i in block.others:
@@ -288,7 +304,15 @@ class ModelClasses(Constructors):
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
         shapes = self._shapes(body.arguments, given=True)
         extra = ["site"] * loop.passes_dropout_site(self.plan) + ["modes"] * any("modes" in c.mode for c in calls)
-        lines = self._function(loop.method(number), [*body.arguments.values(), *extra], shapes, lines)
+        arguments, name = [*body.arguments.values(), *extra], loop.method(number)
+        if not body.gathered:
+            lines = self._function(name, arguments, shapes, lines)
+        else:
+            inner = "compute" if name == "forward" else f"{name}_compute"
+            gathers = [f"self.{attribute}()" for attribute in body.gathered.values()]
+            returned = f"return self.{inner}({', '.join([*arguments, *gathers])})"
+            outer = self._function(name, arguments, "", wrap(returned, 8))
+            lines = [*outer, "", *self._function(inner, [*arguments, *body.gathered], shapes, lines)]
         for call in calls:
             lines += ["", *self._segment(call, weights, body.dropout_sites)]
         return lines

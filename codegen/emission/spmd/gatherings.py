@@ -1,0 +1,198 @@
+"""Fully sharded weights that are gathered together: those of a layer that are split over the same axis, in one message.
+
+Where a plan overlaps, such a message leaves while the layer before computes (`templates/gathering.jinja`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....formulation.weights.storage import BUCKET_BYTES
+from ....model.graph.builder import free_name
+from ....model.graph.dtypes import FLOATS, ITEMSIZE
+from ....model.graph.layout import Action, Layout
+from ....model.graph.pcg import SOURCES
+from ....model.graph.segments import segments
+from ....model.graph.sparse_tables import sparse_tables
+from ....model.machine.precision import precision
+from ...plan.memo import once_per_plan
+from ...plan.plan import Plan
+from ...plan.routes import route
+from ...pricing.stage_price import stage_price
+from ..common.conversions import TakenApart, local_part, taken_apart
+from ..common.text import shape_text, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Weights that travel in one message over an axis, how each is put together, and the layouts that result.
+
+    `place`: the segment that reads them, or another part of the graph. `kept`: for backward, which otherwise gathers
+    them again.
+    """
+
+    place: str
+    axis: str
+    kept: bool
+    weights: tuple[int, ...]
+    apart: tuple[TakenApart, ...]
+    layouts: tuple[Layout, ...]
+
+
+@dataclass
+class ClassGatherings:
+    """The gatherings of a class, under the names of its attributes; `taken` has those of others."""
+
+    taken: set[str]
+    names: dict[Gathering, str] = field(default_factory=dict)
+
+    def name(self, gathering: Gathering, weights: Mapping[int, str]) -> str:
+        """The attribute of a gathering; `weights`: those of the weights."""
+        if gathering not in self.names:
+            alone = len(gathering.weights) == 1
+            wish = f"whole_{weights[gathering.weights[0]].removeprefix('self.')}" if alone else "gathering"
+            self.names[gathering] = free_name(wish, self.taken)
+            self.taken.add(self.names[gathering])
+        return self.names[gathering]
+
+    @property
+    def several_layers(self) -> bool:
+        """True if the class has those of several layers."""
+        return len({each.place for each in self.names}) > 1
+
+    def lines(self, weights: Mapping[int, str]) -> list[str]:
+        """The lines of the constructor that make them."""
+        lines: list[str] = []
+        for gathering, name in self.names.items():
+            places, sizes = [], []
+            for index, apart in zip(gathering.weights, gathering.apart, strict=True):
+                attribute = weights[index].removeprefix("self.")
+                (dim,) = apart.dims
+                factors = [f"{d}, {shape_text(lengths)}" for d, lengths in apart.unflattened]
+                places.append(f'"{attribute}": {f"({dim}, {factors[0]})" if factors else dim}')
+                if apart.size is not None:
+                    sizes.append(f'"{attribute}": {apart.size}')
+            arguments = ["self", gathering.axis, f"{{{', '.join(places)}}}"]
+            arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + ["kept=False"] * (not gathering.kept)
+            if layer := list(dict.fromkeys(each.place for each in self.names)).index(gathering.place):
+                arguments.append(f"layer={layer}")
+            lines += wrap(f"self.{name} = Gathering({', '.join(arguments)})", 8)
+        return lines
+
+
+def gatherings(
+    plan: Plan, own: frozenset[int], weights: Mapping[int, str], recomputed: bool
+) -> dict[tuple[int, Layout], Gathering]:
+    """The gatherings of a function that computes the nodes `own`: for each weight in the layout that readers need.
+
+    `recomputed`: backward computes all of the function again.
+    """
+    if not (plan.overlap and _has_room(plan)):
+        return {}
+    found: dict[tuple[str | int, int, bool, bool], list[list[tuple[int, Layout, TakenApart]]]] = {}
+    for index in weights:
+        wanted = _gathered(plan, index, own)
+        if wanted is None:
+            continue
+        layout, axis, apart = wanted
+        node, again = plan.graph.nodes[index], plan.choices[index].regather and not recomputed
+        if again and not node.gradient:  # nothing says when backward needs them no longer
+            continue
+        places = {_places(plan).get(c, c) for c in plan.graph.consumers[index] if c in own}
+        place = places.pop() if len(places) == 1 else f"weight {index}"
+        lists = found.setdefault((place, axis, node.gradient, not again), [[]])
+        if isinstance(place, int) and _bytes(plan, lists[-1], index) > BUCKET_BYTES and lists[-1]:
+            lists.append([])
+        lists[-1].append((index, layout, apart))
+    result: dict[tuple[int, Layout], Gathering] = {}
+    for (place, axis, _, kept), lists in found.items():
+        for number, each in enumerate(lists):
+            indices, layouts, aparts = zip(*each, strict=True)
+            gathering = Gathering(f"{place}, {number}", plan.axes[axis], kept, indices, aparts, layouts)
+            result |= dict.fromkeys(zip(indices, layouts, strict=True), gathering)
+    return result
+
+
+def travels_ahead(plan: Plan) -> bool:
+    """True if the program of a plan may gather some weights ahead of their use."""
+    everything = frozenset(range(len(plan.graph.nodes)))
+    gathered = any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
+    return plan.overlap and gathered and _has_room(plan)
+
+
+COPIES = 5
+"""Copies of a layer's weights in a backward that sends ahead: whole ones and gradients, the messages of both, and the
+message of the layer before."""
+
+
+@once_per_plan
+def _has_room(plan: Plan) -> bool:
+    """True if a device has room for the copies of weights that travel ahead, which the price does not count."""
+    everything, places = frozenset(range(len(plan.graph.nodes))), _places(plan)
+    held: dict[object, int] = {}
+    for index in plan.graph.of("parameter"):
+        if _gathered(plan, index, everything):
+            place = next((places[c] for c in plan.graph.consumers[index] if c in places), None)
+            held[place] = held.get(place, 0) + _bytes(plan, (), index)
+    if not held:
+        return True
+    return stage_price(plan).memory_bytes + COPIES * max(held.values()) <= plan.machine.device.capacity_bytes
+
+
+def _gathered(plan: Plan, index: int, own: frozenset[int]) -> tuple[Layout, int, TakenApart] | None:
+    """The layout in which all of `own` read a weight, if one gathering over one axis leads to it; and how it does."""
+    graph, choice, node = plan.graph, plan.choices[index], plan.graph.nodes[index]
+    if (
+        node.op != "parameter"
+        or node.dtype not in FLOATS
+        or index in sparse_tables(graph)
+        or choice.at
+        or choice.beside
+    ):
+        return None
+    if not own.issuperset(graph.consumers[index]):
+        return None
+    read = {layout for layout, recorded in _reads(plan, index) if recorded}
+    if len(read) != 1:
+        return None
+    (layout,) = read
+    if choice.given not in (choice.output, layout):
+        return None
+    sizes, before = plan.placement.sizes, local_part(plan, index, choice.output)
+    moving = [s for s in route(plan, index, choice.output, layout) if sizes[s.axis] > 1]
+    moving = [s for s in moving if node.gradient or s.move.value is not Action.NOTHING]
+    if len(moving) != 1 or moving[0].move.value is not Action.GATHER:
+        return None
+    if node.gradient and moving[0].move.gradient is not Action.SCATTER_SUM:
+        return None
+    return layout, moving[0].axis, taken_apart(before, moving[0])
+
+
+def _reads(plan: Plan, index: int) -> Iterator[tuple[Layout, bool]]:
+    """The layouts in which a weight is read, and whether autograd records it."""
+    nodes, choices = plan.graph.nodes, plan.choices
+    for reader in plan.graph.consumers[index]:
+        recorded = nodes[reader].gradient or not nodes[index].gradient
+        for i, layout in zip(nodes[reader].inputs, choices[reader].inputs, strict=True):
+            if i == index:
+                yield layout, recorded
+
+
+@once_per_plan
+def _places(plan: Plan) -> dict[int, str | int]:
+    """For every node its segment, or the number of the run of nodes between segments that it is in."""
+    of_segment = {i: segment.name for segment in segments(plan.graph) for i in segment.nodes}
+    places: dict[int, str | int] = {}
+    run = 0
+    for index, node in enumerate(plan.graph.nodes):
+        if index in of_segment:
+            places[index] = of_segment[index]
+            run = index + 1
+        elif node.op not in SOURCES:
+            places[index] = run
+    return places
+
+
+def _bytes(plan: Plan, others: Sequence[tuple[int, Layout, TakenApart]], index: int) -> int:
+    """Bytes of weights together in the dtype in which the model computes, at most."""
+    count = sum(plan.graph.nodes[i].numel for i in (index, *(i for i, _, _ in others)))
+    return count * ITEMSIZE[precision(plan.dtype).compute]
