@@ -8,6 +8,7 @@ from typing import Any
 from ..model.errors import PartitaError
 
 BENCHES = {
+    "baselines": "Steps of emitted programs beside DDP, fully_shard and parallelize_module, on four ranks.",
     "branches": "Models with branches: the best plan with parallel branches and without.",
     "checkpoints": "Training that stops, is killed, and goes on under other plans: losses, memory and time.",
     "coverage": "How many rules of given files follow from the generated ones.",
@@ -20,6 +21,7 @@ BENCHES = {
     "models": "Architectures of the ecosystem: captured, planned for 2x4 ranks, verified, each in its own process.",
     "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",
     "operators": "Every operator that PyTorch tests itself with: captured, planned for two ranks, verified.",
+    "overlap": "Programs that communicate while they compute beside those that wait: measured and predicted.",
     "placements": "Placement and reduction programs as variables of one network, compared with enumeration.",
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",

@@ -154,14 +154,14 @@ def _drawn_module(rng: Random) -> tuple[str, nn.Module, PCG]:
     kind = rng.choice(("language", "vision", "random"))
     if kind == "language":
         ids = torch.zeros(BATCH, 4, dtype=torch.long)
-        return kind, (language := Language()), capture(language, (ids, ids), batch=BATCH)
+        return kind, (language := Language()), capture(language, (ids, ids), batch=BATCH, dropout="counters")
     if kind == "vision":
         x, labels = torch.zeros(BATCH, 2, 4, 4), torch.zeros(BATCH, dtype=torch.long)
-        return kind, (vision := Vision()), capture(vision, (x, labels), batch=BATCH)
+        return kind, (vision := Vision()), capture(vision, (x, labels), batch=BATCH, dropout="counters")
     net, x = random_module(rng)
     x = x[:1].expand(BATCH, *x.shape[1:]).contiguous()
     blocks = "; ".join(" ".join(map(str, block)) for block in net.blocks)
-    return blocks, net, capture(net, (x,), batch=BATCH, loss=PROJECTION)
+    return blocks, net, capture(net, (x,), batch=BATCH, loss=PROJECTION, dropout="counters")
 
 
 def _planned(
@@ -236,7 +236,7 @@ def trained(
     for step in range(first, last):
         own = next(numbers)
         inputs = {name: x[own] for name, x in data.items()}
-        losses.append(program.train_step(model, optimizer, inputs, mesh, step, local=True))
+        losses.append(float(program.train_step(model, optimizer, inputs, mesh, step, local=True)))
         if saved is not None:
             saved(step)
             program.save_training(model, optimizer, target, step + 1)
@@ -276,7 +276,7 @@ class Kill:
         """The row: who died when, and what was resumed."""
         rng = Random(self.seed)
         ids = torch.zeros(BATCH, 4, dtype=torch.long)
-        graph = capture(Language(), (ids, ids), batch=BATCH)
+        graph = capture(Language(), (ids, ids), batch=BATCH, dropout="counters")
         data, start = _data_set(graph), state_of(GraphModule(graph))
         victim, delay = rng.randrange(2), rng.uniform(0.0, 0.6)
         with tempfile.TemporaryDirectory() as place:

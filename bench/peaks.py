@@ -120,7 +120,7 @@ def module_of(twin: Twin) -> tuple[nn.Module, Mapping[str, Tensor]]:
 
 @cache
 def _graph(twin: Twin) -> PCG:
-    return capture(*module_of(twin), batch=twin.batch)
+    return capture(*module_of(twin), batch=twin.batch, dropout="counters")  # on a CPU torch's own masks are floats
 
 
 @cache
@@ -132,6 +132,7 @@ def planned(twin: Twin, split: PeakCase) -> Plan:
         micro_batches=split.micro_batches,
         stages=split.stages,
         schedule=split.schedule,
+        overlap=False,  # the memory of weights that travel ahead is not priced
     )
     budget = Budget(time_limit=60.0, gap=0.02)
     if not split.tight:

@@ -1,0 +1,137 @@
+"""One rank of `bench baselines` and `bench overlap`: runs of steps, of several forms in turn; rank 0 writes the times.
+
+Before that, ranks may time a program for one rank, all of them at once and each for itself.
+
+A form is an emitted program or one of PyTorch's own parallelizations (`rivals`), of one model on one batch. Each round
+has one run of every form; between runs all ranks wait for each other.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from ..codegen.verification.reference import state_of
+from ..codegen.verification.worker import load_program
+from .rivals import Step, layers_of, rival_step
+from .step_models import MODELS, StepModel
+
+JOB, RESULT, ALONE = "job.json", "times.json", "alone.{}.json"
+CHECKED = 3
+"""Steps of every form whose losses are compared; they warm up too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
+
+    `alone`: a program for one rank on its share of the samples, which every rank times first, in so many `steps`.
+    """
+
+    model: str
+    samples: int
+    forms: list[dict[str, Any]]
+    rounds: int
+    steps: int
+    alone: str = ""
+
+    def write(self, folder: Path) -> Path:
+        """The file that `main` reads."""
+        (folder / JOB).write_text(json.dumps(asdict(self)))
+        return folder / JOB
+
+
+def read_times(folder: Path) -> list[dict[str, Any]]:
+    """For every form `losses` of its first steps, and `seconds` of a step in every round."""
+    found: list[dict[str, Any]] = json.loads((folder / RESULT).read_text())
+    return found
+
+
+def read_alone(folder: Path) -> float:
+    """Seconds of a step of the program for one rank: the mean over the ranks that ran it at once."""
+    return mean(float(file.read_text()) for file in folder.glob(ALONE.format("*")))
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """How far runs are apart: (longest - shortest) / median."""
+    return (max(seconds) - min(seconds)) / median(seconds)
+
+
+def main(path: Path) -> None:
+    """Do a job."""
+    torch.set_num_threads(1)
+    job = Job(**json.loads(path.read_text()))
+    if job.alone:
+        _time_alone(path.parent, job)
+    dist.init_process_group("gloo")
+    model = MODELS[job.model]
+    steps = [_step(path.parent, model, job.samples, form) for form in job.forms]
+    found: list[dict[str, Any]] = []
+    for step in steps:
+        found.append({"losses": [float(step(number)) for number in range(CHECKED)], "seconds": []})
+    number = CHECKED
+    for _ in range(job.rounds):
+        for step, times in zip(steps, found, strict=True):
+            times["seconds"].append(_timed(step, number, job.steps))
+        number += job.steps
+    if dist.get_rank() == 0:
+        (path.parent / RESULT).write_text(json.dumps(found))
+    dist.barrier()  # no rank ends while a thread of its backend still holds a tensor
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads, of groups of several programs, may abort an interpreter that ends on its own
+
+
+def _time_alone(folder: Path, job: Job) -> None:
+    """Time the program for one rank while the other ranks do the same."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    step = _step(folder, MODELS[job.model], job.samples // ranks, {"program": job.alone})
+    for number in range(CHECKED):
+        step(number)
+    (folder / f"ready.{rank}").touch()
+    while len(list(folder.glob("ready.*"))) < ranks:
+        time.sleep(0.001)
+    seconds = _timed(step, CHECKED, job.rounds * job.steps)
+    (folder / ALONE.format(rank)).write_text(str(seconds))
+    dist.destroy_process_group()
+
+
+def _step(folder: Path, model: StepModel, samples: int, form: Mapping[str, Any]) -> Step:
+    compiled = form.get("compiled", False)
+    if "rival" in form:
+        return rival_step(form["rival"], model, samples, compiled)
+    program: Any = load_program(folder / form["program"])
+    mesh = program.Mesh()
+    own = program.Model(mesh)
+    program.load(own, state_of(model.module()), mesh)
+    if compiled:
+        for layer in layers_of(own):
+            layer.compile()
+    optimizer, batch = program.make_optimizer(own, mesh), model.batch(samples)
+    return lambda number: program.train_step(own, optimizer, batch, mesh, number)
+
+
+def _timed(step: Step, first: int, steps: int) -> float:
+    """Seconds of a step, the mean over a run."""
+    gc.collect()
+    dist.barrier()
+    start = time.perf_counter()
+    for number in range(first, first + steps):
+        step(number)
+    dist.barrier()
+    return (time.perf_counter() - start) / steps
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

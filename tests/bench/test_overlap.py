@@ -1,0 +1,64 @@
+"""The bench of overlapped programs: both forms run, and what is made of their times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from partita.bench import bench
+from partita.bench import overlap as overlap_bench
+from partita.bench.known_plans import DATA
+from partita.bench.overlap import CASES, Case, compared, measure, slowed, totals
+from partita.model.errors import PartitaError
+from partita.model.machine.machine import Machine
+
+
+def test_both_forms_run_on_loopback() -> None:
+    result = bench("overlap", small=True)
+    (row,) = result["rows"]
+    assert result["not_run"] == 0, row["why"]
+    assert row["overlapped"] > 0 and row["waiting"] > 0 and row["why"] in ("", "both forms are the same program")
+    assert result["worst_on_loopback"] == row["overlapped"] / row["waiting"]
+    assert (result["cases"], result["not_run"], result["predicted"]) == (1, 0, 0)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_rows_say_why_no_network_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PartitaError("no network can be emulated: only root may")
+
+    monkeypatch.setattr(overlap_bench, "emulated", refuse)
+    row = measure(Case("gpt, tiny", DATA, 2, 100e6, samples=4))
+    assert row["why"] == "no network can be emulated: only root may" and row["overlapped"] is None
+    assert totals([row])["not_run"] == 1
+
+
+def test_totals() -> None:
+    base = {"network": "100 Mbit/s", "waiting": 2.0, "overlapped": 1.5}
+    good = base | {"predicted_waiting": 2.1, "predicted_overlapped": 1.5}
+    far = base | {"predicted_waiting": 2.0, "predicted_overlapped": 1.0}
+    rows = [row | compared(row) for row in (good, far)]
+    assert [row["share"] for row in rows] == pytest.approx([0.5 / 0.6, 0.5])
+    local = {"network": "loopback", "waiting": 1.0, "overlapped": 1.1, "ratio": None, "share": None}
+    found = totals([*rows, local])
+    assert found == {
+        "cases": 3,
+        "not_run": 0,
+        "predicted": 2,
+        "within_15": 1,
+        "least_share_of_gain": pytest.approx(0.5),
+        "worst_on_loopback": pytest.approx(1.1),
+    }
+    nothing = base | {"predicted_waiting": 2.0, "predicted_overlapped": 2.0}
+    assert compared(nothing)["share"] is None  # where no gain is predicted there is no share of it
+
+
+def test_a_slower_device_prices_longer_steps() -> None:
+    cpu = Machine.load("cpu")
+    slow = slowed(cpu, 2.0).device
+    assert slow.flops("float32") == cpu.device.flops("float32") / 2 and slow.launch_ns == 2 * cpu.device.launch_ns
+
+
+def test_cases() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
