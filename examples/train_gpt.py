@@ -79,7 +79,7 @@ def by_plan(program: ModuleType, built: tuple[Any, ...], data: Sequence[Any], st
     mesh, model, optimizer = built
     loader = DataLoader(data, batch_sampler=program.Samples(mesh, len(data)))  # type: ignore[arg-type]
     numbered = zip(range(steps), chain.from_iterable(repeat(loader)), strict=False)  # epoch after epoch
-    return [program.train_step(model, optimizer, batch, mesh, step, local=True) for step, batch in numbered]
+    return [float(program.train_step(model, optimizer, batch, mesh, step, local=True)) for step, batch in numbered]
 
 
 def alone(program: ModuleType, mesh: Any, module: nn.Module, data: Sequence[Any], steps: int) -> list[float]:
