@@ -21,6 +21,7 @@ from .factors import dense
 from .kernels import Floats
 from .tables import Tables
 
+LP_SECONDS = 10.0  # for a linear program, which takes milliseconds unless HiGHS cycles
 _ROUNDS = 80
 _FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
 _SHARE = 40  # of one variable's time: the inverse of the first slack
@@ -174,7 +175,14 @@ def highest_prices(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple
         scale = np.maximum(1.0, np.abs(base).max())
         rows = np.hstack([np.ones((len(base), 1)), -slope * box / scale])
         bounds = [(None, None), *[(0.0, 1.0)] * len(box)]
-        answer = linprog([-1.0] + [0.0] * len(box), A_ub=rows, b_ub=base / scale, bounds=bounds, method="highs")
+        answer = linprog(
+            [-1.0] + [0.0] * len(box),
+            A_ub=rows,
+            b_ub=base / scale,
+            bounds=bounds,
+            method="highs",
+            options={"time_limit": LP_SECONDS},
+        )
         inside = np.full(len(box), 0.5) if answer.x is None else np.clip(answer.x[1:], 0.0, 1.0)  # HiGHS may give up
         price = inside * box
     else:

@@ -22,7 +22,7 @@ from .circuit import Circuit
 from .crossover import crossed
 from .factors import Factor, dense
 from .kernels import Floats
-from .memory_price import Price, at_price, least_use_of
+from .memory_price import LP_SECONDS, Price, at_price, least_use_of
 from .tables import Tables
 
 Weights = Mapping[int, tuple[float, ...]]  # of the streams of each window
@@ -140,6 +140,7 @@ class Cuts:
             b_eq=np.ones(len(self.counts)),
             bounds=bounds,
             method="highs",
+            options={"time_limit": LP_SECONDS},
         )
         if answer.x is None:  # HiGHS may give up
             return self.equal(), -np.inf
