@@ -98,7 +98,7 @@ def _decoded(
             in_flight=best.in_flight(s),
             transfer=transfer_price(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
-            hiding=tuple(s.name for s in hiding_layers(encoding.pcg, encoding.classes)) if problem.space.hide else (),
+            hiding=tuple(s.name for s in hiding_layers(encoding.pcg, encoding.classes)) if problem.space.overlap else (),
         )
         plans.append(plan)
     if not pipelined:

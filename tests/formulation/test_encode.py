@@ -77,7 +77,7 @@ def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
 def test_layers_that_hide_traffic_are_a_chain_without_the_first() -> None:
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
-    (without,), found = encoded(graph).network.chains, encoded(graph, hide=True).network
+    (without,), found = encoded(graph, overlap=False).network.chains, encoded(graph).network
     (chain,) = found.chains
     assert len(chain) == len(without) - 1 and len(found.windows) == 2 * len(chain)
 
