@@ -52,7 +52,8 @@ class Conversions:
             self.adding |= {i: tuple(bundle.ends[b] for b in sorted(added)) for i in bundle.adds[-1:]}
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
-        self.restored: dict[str, list[Kept]] = {name: [] for name in plan.recompute}  # by recomputing a segment
+        self.ahead = {i: layer.name for layer in segments(plan.graph) if layer.name in plan.hiding for i in layer.nodes}
+        self.transient: dict[str, list[Kept]] = {}  # of a layer that is recomputed, or whose weights travel ahead
 
     def is_here(self, index: int) -> bool:
         """True if a node is computed on the mesh of `plan`."""
@@ -69,9 +70,13 @@ class Conversions:
         return self.plan.recompute[self.segment[index]] if index in self.segment else "none"
 
     def keep_largest_segment(self) -> None:
-        """Count the segment that restores most: one is recomputed at a time."""
-        if self.restored:
-            self.price.kept += max(self.restored.values(), key=lambda held: sum(kept.bytes for kept in held))
+        """Count the transient memory of the layer that holds most: one acts at a time."""
+        if self.transient:
+            self.price.kept += max(self.transient.values(), key=lambda held: sum(kept.bytes for kept in held))
+
+    def hold_for_layer(self, layer: str, part: str, node: int, size_bytes: int) -> None:
+        """Transient memory of a layer."""
+        self.transient.setdefault(layer, []).append(Kept(part, node, size_bytes))
 
     # Items
 
@@ -113,7 +118,7 @@ class Conversions:
         if self.mode(where) == "none":
             self.stay(part, node, size_bytes)
         else:
-            self.restored[self.segment[where]].append(Kept("recomputed", node, size_bytes))
+            self.hold_for_layer(self.segment[where], "recomputed", node, size_bytes)
 
     # Sizes
 

@@ -14,7 +14,7 @@ Part: TypeAlias = Literal["compute", "conversions", "weights", "gradients"]
 Phase: TypeAlias = Literal["forward", "recompute", "backward", "update"]
 PARTS: tuple[Part, ...] = ("compute", "conversions", "weights", "gradients")
 CAST = "cast"  # the kind of an item that casts a weight
-MEMORY = ("states", "activations", "weights", "recomputed", "reserve")
+MEMORY = ("states", "activations", "weights", "recomputed", "prefetched", "reserve")
 
 
 class PriceSlot(IntEnum):

@@ -7,7 +7,7 @@ from math import prod
 from ...formulation.reduction.optimal import cheapest_programs
 from ...formulation.reduction.statuses import Kind
 from ...formulation.strategies.tensor_classes import Use, without_addends
-from ...formulation.weights.storage import BUCKET_BYTES
+from ...formulation.weights.storage import BUCKET_BYTES, prefetched_copies
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
@@ -45,6 +45,10 @@ class WeightPrices(OperatorPrices):
                 self.work("weights", CAST, "backward", index, cast, first.node, slot=PriceSlot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.bytes(index, target), first.node)
+        layer = next((self.ahead[use.node] for use in self.classes.uses[index] if use.node in self.ahead), None)
+        if layer is not None and self.numel(index, target) > stored:
+            copies = prefetched_copies(self.graph.nodes[index].gradient, choice.regather, recomputed)
+            self.hold_for_layer(layer, "prefetched", index, copies * self.bytes(index, target))
         for use in uses if shared is not None else ():
             if self.convert("weights", index, target, self.required(use), use.node) and self.saves(use):
                 self.save("weights", index, self.kept_bytes(use), use.node)

@@ -103,6 +103,17 @@ def transient_buffers(ranks: int, micro_batches: int) -> int:
     return 2 if ranks > 1 else int(micro_batches > 1)
 
 
+def prefetched_copies(trainable: bool, regathered: bool, recomputed: bool) -> int:
+    """Copies of a layer's gathered weights that a program holds for a moment where they travel ahead of their use.
+
+    The message and what it becomes; in backward the gradients, their message and that of the layer after, and where
+    weights are gathered again, they and the message of the layer before. Recomputation counts the weights itself.
+    """
+    if not trainable:
+        return 2
+    return 3 + 2 * regathered if not recomputed else 4
+
+
 LEAST = 64
 """Weights below 1/LEAST of the largest are neither scattered nor offloaded: too few bytes to matter."""
 

@@ -5,6 +5,7 @@ from .bundles import Bundles
 from .encoding_pass import EncodingPass
 from .hubs import Hubs
 from .operators import Constants, Operands, Operators
+from .prefetching import Prefetching
 from .recomputation import Recomputation
 from .weights import Weights
 from .windows import Windows
@@ -18,6 +19,7 @@ PASSES: tuple[type[EncodingPass], ...] = (
     Hubs,
     Bundles,
     Recomputation,
+    Prefetching,
     Windows,
 )
 """In the order in which they act; bundles and modes change what the passes before them made."""
