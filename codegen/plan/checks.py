@@ -48,7 +48,7 @@ def check(plan: Plan) -> None:
         elif choice.at:
             raise PartitaError(f"node {node.name!r} is no parameter: pieces do not apply")
     _check_sparse(plan)
-    _check_recompute(plan)
+    _check_segments(plan)
 
 
 def _check_settings(plan: Plan) -> None:
@@ -99,12 +99,16 @@ def _check_strategy(plan: Plan, index: int, joined: int | None) -> None:
         raise PartitaError(f"node {node.name!r}: a rank would normalize a single value of a channel")
 
 
-def _check_recompute(plan: Plan) -> None:
-    """Recomputed segments exist and contain no parallel branches."""
-    known = {segment.name: segment.nodes for segment in segments(plan.graph)} if plan.recompute else {}
-    for name, mode in plan.recompute.items():
+def _check_segments(plan: Plan) -> None:
+    """Segments that are recomputed or hide traffic exist, and recomputed ones contain no parallel branches."""
+    named = (*plan.recompute, *plan.hiding)
+    known = {segment.name: segment.nodes for segment in segments(plan.graph)} if named else {}
+    for name in named:
         if name not in known:
             raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
+    if plan.hiding and not plan.overlap:
+        raise PartitaError("a plan without overlap hides no traffic, but names layers that do")
+    for name, mode in plan.recompute.items():
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
         if any(plan.choices[i].beside or i in plan.joined for i in known[name]):

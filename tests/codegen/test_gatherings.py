@@ -60,15 +60,17 @@ def graph_of(width: int, tied: bool = False) -> PCG:
     return capture(Net(width, tied), (ids, ids))
 
 
-def sharded(graph: PCG, sizes: tuple[int, ...], axis: int = 0, regather: bool = True) -> Plan:
-    """Samples split over all axes, weights over one, by their largest dim that divides, or else the largest."""
+def sharded(graph: PCG, sizes: tuple[int, ...], *over: int, regather: bool = True) -> Plan:
+    """Samples split over all axes, weights over some: by dims that divide, if there are any, one axis each."""
     known = atoms(graph)
     choices: dict[int, Choice] = {}
     for index, node in enumerate(graph.nodes):
         batch = [S(a) for a in range(len(known[index].sizes)) if a in known[index].batch]
         if node.op == "parameter":
-            by = max(range(len(known[index].sizes)), key=lambda a: (known[index].sizes[a] % sizes[axis] == 0, -a))
-            layout = tuple(S(by) if a == axis else B for a in range(len(sizes)))
+            dims = range(len(known[index].sizes))
+            by = sorted(dims, key=lambda a: (known[index].sizes[a] % sizes[over[0]] != 0, a))
+            letters = {axis: S(by[k % len(by)]) for k, axis in enumerate(over)}
+            layout = tuple(letters.get(axis, B) for axis in range(len(sizes)))
             choices[index] = Choice((), layout, regather=regather)
         elif node.op in SOURCES:
             choices[index] = Choice((), (batch[0],) * len(sizes))
@@ -79,7 +81,9 @@ def sharded(graph: PCG, sizes: tuple[int, ...], axis: int = 0, regather: bool = 
             choices[index] = Choice(tuple((x,) * len(sizes) for x in row.inputs), (row.output,) * len(sizes))
     placement = Placement(sizes, tuple((size,) for size in sizes))
     machine = Machine.adhoc((placement.devices,))
-    return Plan(graph, machine, placement, 1, tuple(choices[i] for i in range(len(graph.nodes))), "float64", "adamw")
+    chosen = tuple(choices[i] for i in range(len(graph.nodes)))
+    hiding = tuple(segment.name for segment in segments(graph)[1:])
+    return Plan(graph, machine, placement, 1, chosen, "float64", "adamw", hiding=hiding)
 
 
 def recomputed(plan: Plan, *modes: str) -> Plan:
@@ -90,13 +94,16 @@ def recomputed(plan: Plan, *modes: str) -> Plan:
 
 
 PLANS: dict[str, Callable[[], Plan]] = {
-    "gathered again": lambda: sharded(graph_of(8), (2,)),
-    "kept": lambda: sharded(graph_of(8), (2,), regather=False),
-    "parts of unequal length": lambda: sharded(graph_of(7), (2,)),
-    "tied": lambda: sharded(graph_of(8, tied=True), (2,)),
-    "two axes": lambda: sharded(graph_of(8), (2, 2), axis=1),
-    "recomputed": lambda: recomputed(sharded(graph_of(8), (2,), regather=False), "full"),
-    "some recomputed": lambda: recomputed(sharded(graph_of(8), (2,)), "full", "none", "selective"),
+    "gathered again": lambda: sharded(graph_of(8), (2,), 0),
+    "kept": lambda: sharded(graph_of(8), (2,), 0, regather=False),
+    "parts of unequal length": lambda: sharded(graph_of(7), (2,), 0),
+    "tied": lambda: sharded(graph_of(8, tied=True), (2,), 0),
+    "one of two axes": lambda: sharded(graph_of(8), (2, 2), 1),
+    "both axes": lambda: sharded(graph_of(8), (2, 2), 0, 1),
+    "both axes, kept": lambda: sharded(graph_of(8), (2, 2), 1, 0, regather=False),
+    "both axes, recomputed": lambda: recomputed(sharded(graph_of(12), (2, 2), 0, 1), "full", "none", "selective"),
+    "recomputed": lambda: recomputed(sharded(graph_of(8), (2,), 0, regather=False), "full"),
+    "some recomputed": lambda: recomputed(sharded(graph_of(8), (2,), 0), "full", "none", "selective"),
 }
 
 
@@ -121,7 +128,7 @@ def trained(plan: Plan, folder: Path, delay: float) -> list[Outcome]:
 
 
 def test_a_delayed_rank_changes_nothing(tmp_path: Path) -> None:
-    plan = recomputed(sharded(graph_of(7), (2,)), "full", "none", "none")
+    plan = recomputed(sharded(graph_of(7), (2,), 0), "full", "none", "none")
     first, second = (trained(plan, tmp_path, delay)[0] for delay in (0.0, 0.004))
     assert first.losses == second.losses
     assert all(torch.equal(x, second.weights[name]) for name, x in first.weights.items())
@@ -211,7 +218,8 @@ def test_random_plans(judge: Judge) -> None:
     for seed in range(6):
         rng = random.Random(seed)
         sizes = rng.choice([(2,), (3,), (2, 2)])
-        plan = sharded(graph_of(rng.choice([6, 7]), rng.random() < 0.3), sizes, rng.randrange(len(sizes)))
+        over = rng.sample(range(len(sizes)), rng.randint(1, len(sizes)))
+        plan = sharded(graph_of(rng.choice([6, 7, 12]), rng.random() < 0.3), sizes, *over)
         choices = list(plan.choices)
         for index in plan.graph.of("parameter"):
             known = atoms(plan.graph)[index].sizes
@@ -221,10 +229,12 @@ def test_random_plans(judge: Judge) -> None:
             again = replace(choices[index], regather=rng.random() < 0.6)
             choices[index] = replace(again, output=layout) if apart else again
         modes = [rng.choice(["none", "full", "selective"]) for _ in range(LAYERS)]
-        judge(recomputed(replace(plan, choices=tuple(choices), overlap=rng.random() < 0.8), *modes), steps=3)
+        overlap = rng.random() < 0.8
+        changed = replace(plan, choices=tuple(choices), overlap=overlap, hiding=plan.hiding if overlap else ())
+        judge(recomputed(changed, *modes), steps=3)
 
 
 def test_nothing_travels_ahead_without_overlap() -> None:
-    text = replace(PLANS["gathered again"](), overlap=False).emit()
+    text = replace(PLANS["gathered again"](), overlap=False, hiding=()).emit()
     assert "async_op" not in text and "Gathering" not in text
     assert "Gathering(" in PLANS["gathered again"]().emit()

@@ -106,7 +106,7 @@ _GRADIENT = {
 class Used:
     """What the lines of a program use.
 
-    `has_dropout`: masks depend on the step; `overlap`: weights that are gathered over one axis may travel ahead.
+    `has_dropout`: masks depend on the step; `overlap`: weights may travel ahead of their use.
     """
 
     has_dropout: bool = False
@@ -114,6 +114,7 @@ class Used:
     gathers: bool = False  # True if some weights are gathered together, ahead of their use
     forgets: bool = False  # ... and backward gathers some of them again
     several_layers: bool = False  # ... and a class has those of several layers
+    several_axes: bool = False  # ... and some are gathered over several axes
     conversions: dict[str, ConversionFunction] = field(default_factory=dict)
     primitives: set[str] = field(default_factory=set)
     helpers: set[str] = field(default_factory=set)

@@ -161,7 +161,7 @@ class Emission:
             primitives |= {"cut"}
         if sharded:
             primitives |= {"gather", "scatter_sum"} if self.programs or self.synchronization.scattered else {"gather"}
-        if used.gathers and self.programs:
+        if used.gathers and (self.programs or used.several_axes):
             primitives |= {"gather", "scatter_sum"}
         if self.programs and (self.synchronization.reduced or "all_reduce" in primitives):
             primitives |= {"add_up"}

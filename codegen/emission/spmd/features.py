@@ -67,6 +67,7 @@ def _gathering(e: Emission) -> Context | None:
         **vars(e.collectives),
         "regather": e.used.forgets,
         "layers": e.used.several_layers,
+        "several": e.used.several_axes,
         "recompute": bool(e.recomputation_modes),
         "selective": "selective" in e.recomputation_modes,
     }

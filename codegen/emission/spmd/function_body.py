@@ -222,7 +222,8 @@ class FunctionBody(FunctionWriter):
             if not gathering.kept:
                 self.used.forgets = True
                 self.used.helpers.add("regathered")
-            self.used.uneven |= any(apart.uneven for apart in gathering.apart)
+            self.used.uneven |= any(apart.uneven for steps in gathering.apart for apart in steps)
+            self.used.several_axes |= len(gathering.axes) > 1
             wish, text, kind = "weights", f"self.{attribute}()", "gather"
             if self.gathers_before:
                 wish = self.weights[index].removeprefix("self.") if len(gathering.weights) == 1 else wish

@@ -1,4 +1,4 @@
-"""Fully sharded weights that are gathered together: those of a layer that are split over the same axis, in one message.
+"""Fully sharded weights that are gathered together: those of a layer that are split over the same axes, in one message.
 
 Where a plan overlaps, such a message leaves while the layer before computes (`templates/gathering.jinja`).
 """
@@ -17,24 +17,23 @@ from ....model.machine.precision import precision
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ...plan.routes import route
-from ...pricing.stage_price import stage_price
 from ..common.conversions import TakenApart, local_part, taken_apart
 from ..common.text import shape_text, wrap
 
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Weights that travel in one message over an axis, how each is put together, and the layouts that result.
+    """Weights that travel in one message, how each is put together, and the layouts that result.
 
-    `place`: the segment that reads them, or another part of the graph. `kept`: for backward, which otherwise gathers
-    them again.
+    They are gathered over one of the `axes` after the other: `apart` has what each axis joins of every weight. `place`:
+    the segment that reads them, or another part of the graph. `kept`: for backward, which otherwise gathers them again.
     """
 
     place: str
-    axis: str
+    axes: tuple[str, ...]
     kept: bool
     weights: tuple[int, ...]
-    apart: tuple[TakenApart, ...]
+    apart: tuple[tuple[TakenApart, ...], ...]
     layouts: tuple[Layout, ...]
 
 
@@ -64,19 +63,25 @@ class ClassGatherings:
         lines: list[str] = []
         for gathering, name in self.names.items():
             places, sizes = [], []
-            for index, apart in zip(gathering.weights, gathering.apart, strict=True):
+            for index, steps in zip(gathering.weights, gathering.apart, strict=True):
                 attribute = weights[index].removeprefix("self.")
-                (dim,) = apart.dims
-                factors = [f"{d}, {shape_text(lengths)}" for d, lengths in apart.unflattened]
-                places.append(f'"{attribute}": {f"({dim}, {factors[0]})" if factors else dim}')
-                if apart.size is not None:
-                    sizes.append(f'"{attribute}": {apart.size}')
-            arguments = ["self", gathering.axis, f"{{{', '.join(places)}}}"]
+                place = ", ".join(_place(apart) for apart in steps)
+                places.append(f'"{attribute}": {place if len(steps) == 1 else f"[{place}]"}')
+                if steps[0].size is not None:
+                    sizes.append(f'"{attribute}": {steps[0].size}')
+            axes = ", ".join(gathering.axes)
+            arguments = ["self", axes if len(gathering.axes) == 1 else f"[{axes}]", f"{{{', '.join(places)}}}"]
             arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + ["kept=False"] * (not gathering.kept)
             if layer := list(dict.fromkeys(each.place for each in self.names)).index(gathering.place):
                 arguments.append(f"layer={layer}")
             lines += wrap(f"self.{name} = Gathering({', '.join(arguments)})", 8)
         return lines
+
+
+def _place(apart: TakenApart) -> str:
+    """The dim that an axis joins: a number, or (dim, d, lengths) if dim d is unflattened before."""
+    (dim,) = apart.dims
+    return next((f"({dim}, {d}, {shape_text(lengths)})" for d, lengths in apart.unflattened), str(dim))
 
 
 def gatherings(
@@ -86,60 +91,49 @@ def gatherings(
 
     `recomputed`: backward computes all of the function again.
     """
-    if not (plan.overlap and _has_room(plan)):
+    if not travels_ahead(plan):
         return {}
-    found: dict[tuple[str | int, int, bool, bool], list[list[tuple[int, Layout, TakenApart]]]] = {}
+    found: dict[tuple[str | int, tuple[int, ...], bool, bool], list[list[_Wanted]]] = {}
     for index in weights:
         wanted = _gathered(plan, index, own)
         if wanted is None:
             continue
-        layout, axis, apart = wanted
+        layout, axes, apart = wanted
         node, again = plan.graph.nodes[index], plan.choices[index].regather and not recomputed
         if again and not node.gradient:  # nothing says when backward needs them no longer
             continue
         places = {_places(plan).get(c, c) for c in plan.graph.consumers[index] if c in own}
         place = places.pop() if len(places) == 1 else f"weight {index}"
-        lists = found.setdefault((place, axis, node.gradient, not again), [[]])
+        lists = found.setdefault((place, axes, node.gradient, not again), [[]])
         if isinstance(place, int) and _bytes(plan, lists[-1], index) > BUCKET_BYTES and lists[-1]:
             lists.append([])
         lists[-1].append((index, layout, apart))
     result: dict[tuple[int, Layout], Gathering] = {}
-    for (place, axis, _, kept), lists in found.items():
+    for (place, axes, _, kept), lists in found.items():
+        names = tuple(plan.axes[axis] for axis in axes)
         for number, each in enumerate(lists):
             indices, layouts, aparts = zip(*each, strict=True)
-            gathering = Gathering(f"{place}, {number}", plan.axes[axis], kept, indices, aparts, layouts)
+            gathering = Gathering(f"{place}, {number}", names, kept, indices, aparts, layouts)
             result |= dict.fromkeys(zip(indices, layouts, strict=True), gathering)
     return result
 
 
-def travels_ahead(plan: Plan) -> bool:
-    """True if the program of a plan may gather some weights ahead of their use."""
-    everything = frozenset(range(len(plan.graph.nodes)))
-    gathered = any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
-    return plan.overlap and gathered and _has_room(plan)
-
-
-COPIES = 5
-"""Copies of a layer's weights in a backward that sends ahead: whole ones and gradients, the messages of both, and the
-message of the layer before."""
+_Wanted = tuple[
+    int, Layout, tuple[TakenApart, ...]
+]  # a weight, the layout in which it is read, and what joins its parts
 
 
 @once_per_plan
-def _has_room(plan: Plan) -> bool:
-    """True if a device has room for the copies of weights that travel ahead, which the price does not count."""
-    everything, places = frozenset(range(len(plan.graph.nodes))), _places(plan)
-    held: dict[object, int] = {}
-    for index in plan.graph.of("parameter"):
-        if _gathered(plan, index, everything):
-            place = next((places[c] for c in plan.graph.consumers[index] if c in places), None)
-            held[place] = held.get(place, 0) + _bytes(plan, (), index)
-    if not held:
-        return True
-    return stage_price(plan).memory_bytes + COPIES * max(held.values()) <= plan.machine.device.capacity_bytes
+def travels_ahead(plan: Plan) -> bool:
+    """True if the program of a plan gathers some weights ahead of their use: its price counts the copies."""
+    everything = frozenset(range(len(plan.graph.nodes)))
+    return bool(plan.hiding) and any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
 
 
-def _gathered(plan: Plan, index: int, own: frozenset[int]) -> tuple[Layout, int, TakenApart] | None:
-    """The layout in which all of `own` read a weight, if one gathering over one axis leads to it; and how it does."""
+def _gathered(
+    plan: Plan, index: int, own: frozenset[int]
+) -> tuple[Layout, tuple[int, ...], tuple[TakenApart, ...]] | None:
+    """The layout in which all of `own` read a weight, if gatherings lead to it; their axes, and what each joins."""
     graph, choice, node = plan.graph, plan.choices[index], plan.graph.nodes[index]
     if (
         node.op != "parameter"
@@ -158,13 +152,20 @@ def _gathered(plan: Plan, index: int, own: frozenset[int]) -> tuple[Layout, int,
     if choice.given not in (choice.output, layout):
         return None
     sizes, before = plan.placement.sizes, local_part(plan, index, choice.output)
-    moving = [s for s in route(plan, index, choice.output, layout) if sizes[s.axis] > 1]
-    moving = [s for s in moving if node.gradient or s.move.value is not Action.NOTHING]
-    if len(moving) != 1 or moving[0].move.value is not Action.GATHER:
+    axes, joined = [], []
+    for step in route(plan, index, choice.output, layout):
+        moves = step.move.value is not Action.NOTHING or (node.gradient and step.move.gradient is not Action.NOTHING)
+        if sizes[step.axis] > 1 and moves:
+            if step.move.value is not Action.GATHER:
+                return None
+            if node.gradient and step.move.gradient is not Action.SCATTER_SUM:
+                return None
+            axes.append(step.axis)
+            joined.append(taken_apart(before, step))
+        before = before.with_letter(step.axis, step.target)
+    if not axes or (len(axes) > 1 and any(apart.uneven for apart in joined)):
         return None
-    if node.gradient and moving[0].move.gradient is not Action.SCATTER_SUM:
-        return None
-    return layout, moving[0].axis, taken_apart(before, moving[0])
+    return layout, tuple(axes), tuple(joined)
 
 
 def _reads(plan: Plan, index: int) -> Iterator[tuple[Layout, bool]]:
@@ -192,7 +193,7 @@ def _places(plan: Plan) -> dict[int, str | int]:
     return places
 
 
-def _bytes(plan: Plan, others: Sequence[tuple[int, Layout, TakenApart]], index: int) -> int:
+def _bytes(plan: Plan, others: Sequence[_Wanted], index: int) -> int:
     """Bytes of weights together in the dtype in which the model computes, at most."""
     count = sum(plan.graph.nodes[i].numel for i in (index, *(i for i, _, _ in others)))
     return count * ITEMSIZE[precision(plan.dtype).compute]
