@@ -289,6 +289,8 @@ def check_attributes(node: Node) -> None:
             raise ValueError(f"{node.op} has no attribute {name!r}")
         if not check(value):
             raise ValueError(f"attribute {name} cannot be {value!r:.60}")
+    if node.op == "attention" and (found.get("native") or found.get("p")) and not {"p", "site"} <= found.keys():
+        raise ValueError("attention with dropout needs the attributes p and site")
     high: Any = found.get("high")
     dim: Any = found.get("high_dim", len(node.shape))
     if isinstance(high, tuple) and (node.shape[dim : dim + 1] != (len(high),) or dim == found.get("batch_dim")):
