@@ -31,6 +31,7 @@ def fixed(space: SearchSpace) -> list[str]:
         f"{space.stages} stages": space.stages is not None and space.stages > 1,
         f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
         f"recomputation {space.recompute}": space.recompute != "auto",
+        "communication that waits": not space.overlap,
         f"the strategies of {nodes} node{'s' * (nodes != 1)}": nodes > 0,
     }
     return [phrase for phrase, holds in phrases.items() if holds]
