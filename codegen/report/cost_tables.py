@@ -165,6 +165,7 @@ _KEPT = {
     "activations": "kept for backward, {} micro-batch{}",
     "weights": "gathered or cast copies kept for backward",
     "recomputed": "of the segment that is being recomputed",
+    "prefetched": "copies of weights that travel ahead, and of gradients",
     "reserve": "the largest weight and its gradient in use, messages",
 }
 
@@ -175,7 +176,7 @@ def memory_table(plan: Plan, price: StagePrice) -> Table:
     parts = [
         (part, _KEPT[part].format(*flight), price.memory[part])
         for part in MEMORY
-        if part != "recomputed" or price.memory[part]
+        if part not in ("recomputed", "prefetched") or price.memory[part]
     ]
     parts.append(("free", f"of {bytes_text(capacity)} that a plan may use", max(0, capacity - price.memory_bytes)))
     return Table(

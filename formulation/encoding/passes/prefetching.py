@@ -67,7 +67,9 @@ class Prefetching(EncodingPass):
         if conversion.use is not None:
             required = builder.costs.required(conversion.use)
         whole = stored.space.numel[required] * builder.precision.itemsize("float32")
-        part = stored.numel * builder.precision.itemsize("float32")
+        part = stored.space.numel[stored.codes] * builder.precision.itemsize(
+            "float32"
+        )  # spread tables stay where they are
         gathered = np.where(whole > part[:, None], whole, 0)
         copies = np.array(
             [
