@@ -175,12 +175,17 @@ def _distinct(table: Floats) -> tuple[Floats, Ints | None]:
 
 
 @compiled
-def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
-    """Mask of the nondominated labels of each cell; the labels are sorted by (cell, time, use...)."""
+def frontier(cell: Ints, time: Ints, use: Ints, most: int = 1 << 62) -> Bools:
+    """Mask of the nondominated labels of each cell; the labels are sorted by (cell, time, use...).
+
+    It ends once it has more than `most` labels: the rest are not in the mask.
+    """
     n, count = use.shape
-    kept = np.zeros(n, np.bool_)
+    kept, total = np.zeros(n, np.bool_), 0
     before, size = np.empty(n, np.int64), 0  # kept labels of the cell, frequent dominators first
     for i in range(n):
+        if total > most:
+            break
         if i == 0 or cell[i] != cell[i - 1]:
             size = 0
         good = True
@@ -193,6 +198,7 @@ def frontier(cell: Ints, time: Ints, use: Ints) -> Bools:
                 before[k], before[k // 2] = before[k // 2], j
                 break
         kept[i] = good
+        total += good
         if good and count == 1:
             before[0], size = i, 1  # it uses less than all before it
         elif good:

@@ -23,6 +23,7 @@ from .factors import Factor
 from .kernels import Floats, Ints, best_pairs, ends_within, fastest_pair, frontier, pairs_between
 from .tables import Tables, check_clock, outside_of
 
+_MERGED = 4  # multiples of the limit of labels: more of one list are too many, more of several are merged
 _CHUNK = 1 << 19  # pairs stored at once
 _PAIRS = 64  # pairs stored per label that a table may hold
 _VISITED, _MAX_VISITED = 4096, 1 << 26  # pairs visited per such label, and in total, which takes seconds
@@ -241,12 +242,21 @@ def _join(
         check_clock(bounds.until)
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
         pairs = bounds.completable(pairs, _least(rest, after, pairs.at))
-        pairs = nondominated(pairs, rows, sizes)
-        found.append(pairs)
-    joined = found[0] if len(found) == 1 else nondominated(_concatenate(found), rows, sizes)
+        found.append(nondominated(pairs, rows, sizes, _MERGED * limit))
+        if len(found[-1]) > _MERGED * limit:
+            raise TooManyError(f"{len(found[-1])} labels of some pairs, the limit is {limit} in a table")
+        if sum(map(len, found)) > _MERGED * limit:  # the check of dominance takes the square of the labels
+            found = [_merged(found, rows, sizes, limit)]
+    joined = _merged(found, rows, sizes, limit)
+    return _Axed(joined, after)
+
+
+def _merged(found: list[Labels], rows: list[int], sizes: list[int], limit: int) -> Labels:
+    """The nondominated labels of several lists."""
+    joined = found[0] if len(found) == 1 else nondominated(_concatenate(found), rows, sizes, limit)
     if len(joined) > limit:
         raise TooManyError(f"{len(joined)} labels in one table, the limit is {limit}")
-    return _Axed(joined, after)
+    return joined
 
 
 def _meet(one: _Axed, two: _Axed, place: int, dims: tuple[int, ...], capacity: int) -> _Axed:
@@ -319,9 +329,9 @@ def _concatenate(parts: list[Labels]) -> Labels:
     )
 
 
-def nondominated(labels: Labels, rows: list[int], dims: Sequence[int]) -> Labels:
-    """The labels nondominated among those that agree on these rows of `at`."""
+def nondominated(labels: Labels, rows: list[int], dims: Sequence[int], most: int = 1 << 62) -> Labels:
+    """The labels nondominated among those that agree on these rows of `at`; some more than `most` if there are more."""
     cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
-    kept = frontier(cell[order], labels.time[order], labels.use[order])
+    kept = frontier(cell[order], labels.time[order], labels.use[order], most)
     return labels.take(order[kept])

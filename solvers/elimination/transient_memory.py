@@ -44,9 +44,9 @@ from .transient_relaxation import Groups, groups_of, relax_transient, with_facto
 from .window_relaxation import Weights, WindowPrice, price_windows, weighted
 
 _DONE = "proved by prices"
-_FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 15, 1 << 18  # per table: in quick searches, with windows, in others
+_FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
-_LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for the lists of streams within one slack
+_LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
 _TRIES = 8  # values of τ
 _TRIAL = 1.0  # seconds for a solution of one τ, in addition to the time for pricing
@@ -251,6 +251,7 @@ class _TauSearch:
     best: WindowPrice  # of `relaxed`
     pricing_seconds: float
     tried: set[int] = field(default_factory=set)
+    listing_seconds: float = 0.0  # spent on lists
     splits: int = 0  # of intervals whose lists grew too long
 
     def __post_init__(self) -> None:
@@ -310,9 +311,10 @@ class _TauSearch:
         small = restrict(relaxed.circuit, relaxed.through, max_total, self.blocks)
         if small is None:
             return True
-        limit = _FEW if search.limits.quick else _OF_STREAMS if relaxed.weights else _LABELS
+        limit = _OF_STREAMS if relaxed.weights else _FEW if search.limits.quick else _LABELS
         seconds = _LISTING[0] * self.pricing_seconds + _LISTING[1] if relaxed.weights else search.left
-        until = min(search.until, search.started + search.seconds + seconds)
+        start = search.seconds
+        until = min(search.until, search.started + start + max(0.0, seconds - self.listing_seconds))
         bounds = LabelBounds(np.array(relaxed.price.price), max_total, limit, until)
         try:
             lists = list_segments(small, relaxed.groups, relaxed.weights, bounds, high)
@@ -320,6 +322,8 @@ class _TauSearch:
             if search.left <= 0:
                 raise
             raise TooManyError(f"they take more than {seconds:.0f} s to list") from None
+        finally:
+            self.listing_seconds += search.seconds - start
         levels = [level for level in lists.levels if level >= low]
         nodes = [(search.bound, 0, len(levels) - 1)] if levels else []
         while nodes and search.left > 0:
