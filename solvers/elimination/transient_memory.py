@@ -48,6 +48,7 @@ _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick se
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
+_ANY = 0.1  # the gap of a solution without windows, sought where none is known
 _TRIES = 8  # values of τ
 _TRIAL = 1.0  # seconds for a solution of one τ, in addition to the time for pricing
 _Solve = Callable[[Network, Limits], Solution]
@@ -130,6 +131,12 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
         return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
     if search.limits.rough:
         return search.finish(PRICED)
+    if search.objective is None and search.network.windows:
+        words = _without_windows_solved(search, solve)
+        if words is not None:
+            return search.finish(words, infeasible=True)
+        if search.done:
+            return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
     if best.weights and not search.limits.rough:
         _raise_copies(relaxed, best, groups, search)
     if search.done:
@@ -156,6 +163,21 @@ def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
         return price_windows(circuit, search)
     best = sweep(circuit, search)
     return None if best is None else WindowPrice({}, best)
+
+
+def _without_windows_solved(search: Search, solve: _Solve) -> str | None:
+    """Offer a solution found without windows, and raise the bound; the words of a proof if there is none.
+
+    Whether memory suffices does not depend on windows, whose lists are much longer.
+    """
+    limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=search.limits.quick)
+    answer = _solve_silently(search, solve, without_windows(search.network), limits)
+    if answer.status is Status.INFEASIBLE:
+        return answer.words
+    search.raise_bound(answer.bound)
+    if answer.assignment is not None:
+        search.offer(answer.assignment)
+    return None
 
 
 def _raise_copies(circuit: Circuit, best: WindowPrice, groups: Groups, search: Search) -> None:
