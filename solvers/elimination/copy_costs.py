@@ -179,19 +179,28 @@ class _CopyCosts:
                 self._know(c, first, last, _Entry(np.inf, ()))
                 return
             step = 1.0 if total > bound else step / 2
-            if total > bound:
+            better = total > bound
+            if better:
                 bound, best, weights = total, point, now
             found, _ = cuts.add(slots)
             if found < cost:
-                decoded = relaxed.decode(slots)
-                cost, options = found, decoded[: len(self.circuit.network.chains[c].copies[0])]
+                better, cost = True, found
+                options = relaxed.decode(slots)[: len(self.circuit.network.chains[c].copies[0])]
             target, upper = cuts.highest(0.0)
             if cost - bound <= _CLOSE * abs(cost) or upper - bound <= _CLOSE * abs(bound):
                 break
+            if better:
+                cuts.circuit = part = self._cheaper(part, relaxed, slots, cost)
             point = best + step * (target - best)
         if cost - bound > _CLOSE * abs(cost):
             bound, cost, options = self._listed(part, weights, _Entry(bound, options), cost, until)
         self._know(c, first, last, _Entry(min(bound, cost), options))
+
+    def _cheaper(self, part: Circuit, relaxed: Circuit, slots: Tables, cost: float) -> Circuit:
+        """The circuit of a copy without what is in no solution up to `cost`, by the tables of the weighted one."""
+        small = restrict(part, relaxed.backward(slots, self.search.until), cost)
+        assert small is not None  # it has the solution of that cost
+        return small
 
     def _know(self, c: int, first: int, last: int, entry: _Entry) -> None:
         self.known[c, first, last] = entry
