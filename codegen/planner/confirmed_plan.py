@@ -99,7 +99,7 @@ def _decoded(
             in_flight=best.in_flight(s),
             transfer=transfer_price(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
-            hiding=_hiding(encoding) if problem.space.overlap else (),
+            hiding=_hiding(encoding) if problem.space.hide else (),
         )
         plans.append(plan)
     if not pipelined:

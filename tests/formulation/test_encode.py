@@ -68,7 +68,7 @@ def test_equal_layers_become_one_chain(layers: int) -> None:
 @pytest.mark.parametrize("name", ["mlp", "bert-large", "gpt2", "gpt3-1.3b", "llama-7b", "llama-70b"])
 def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
     module, inputs = load_module(name, small=True)
-    (chain,) = encoded(capture(module, inputs, batch=12), overlap=False).network.chains
+    (chain,) = encoded(capture(module, inputs, batch=12)).network.chains
     layers = len({n for n, _ in module.named_modules() if n.startswith("layers.") and n.count(".") == 1})
     # The first layer may differ (its input needs no gradient), as may the last.
     assert layers - 2 <= len(chain) <= layers
@@ -77,7 +77,7 @@ def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
 def test_layers_that_hide_traffic_are_a_chain_without_the_first() -> None:
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
-    (without,), found = encoded(graph, overlap=False).network.chains, encoded(graph).network
+    (without,), found = encoded(graph).network.chains, encoded(graph, hide=True).network
     (chain,) = found.chains
     assert len(chain) == len(without) - 1 and len(found.windows) == 2 * len(chain)
 
