@@ -82,6 +82,16 @@ def test_layers_that_hide_traffic_are_a_chain_without_the_first() -> None:
     assert len(chain) == len(without) - 1 and len(found.windows) == 2 * len(chain)
 
 
+def test_copies_of_weights_that_travel_ahead_are_transient_use() -> None:
+    module, inputs = load_module("gpt2", small=True)
+    graph = capture(module, inputs, batch=12)
+    for modes in (("none",), ("none", "full", "selective")):
+        plain, hiding = (encoded(graph, hide=hide, recompute=modes).network for hide in (False, True))
+        needed = [max(t[2].max() for t in s.edges.values() if t[2] is not None) for s in hiding.switches if s.has_extra]
+        assert len(needed) >= len(hiding.windows) // 2 > 0 and min(needed) > 0
+        assert len(plain.switches) == (0 if modes == ("none",) else len(hiding.switches))
+
+
 def test_equal_tables_are_one_object() -> None:
     network = encoded(blocks(3)).network
     assert len({id(e.cost) for e in network.edges}) < len(network.edges) / 2
