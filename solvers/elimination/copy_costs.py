@@ -210,9 +210,10 @@ class _CopyCosts:
         """The circuit of one copy between two layouts, priced, with its windows; variables are numbered anew."""
         circuit, chain = self.circuit, self.circuit.network.chains[c]
         place = {chain.boundaries[0]: first, chain.boundaries[1]: last}
-        number = {v: n for n, v in enumerate((*chain.copies[0], *place))}
+        met = {v for slot in self.inside[c] for v in self.priced[slot].scope}  # `restrict` reads options from factors
+        number = {v: n for n, v in enumerate((*chain.copies[0], *(v for v in place if v in met)))}
         kept = {n: circuit.kept[circuit.domain[v]] for v, n in number.items()}
-        kept |= {number[v]: kept[number[v]][[at]] for v, at in place.items()}
+        kept |= {number[v]: kept[number[v]][[at]] for v, at in place.items() if v in met}
         factors = []
         for slot in self.inside[c]:
             f = self.priced[slot]
