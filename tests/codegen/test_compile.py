@@ -41,7 +41,7 @@ for program in tensor, sharded:
 
 def test_blocks_compile_without_breaks(tmp_path: Path) -> None:
     begun(megatron(layers(), micro=1)).emit(tmp_path / "tensor.py")
-    begun(sharded(graph_of(8), (2, 2), axis=1)).emit(tmp_path / "sharded.py")
+    begun(sharded(graph_of(8), (2, 2), 1)).emit(tmp_path / "sharded.py")
     done = subprocess.run([sys.executable, "-c", RUN, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (graphs, breaks), of_sharded = ([int(x) for x in line.split()] for line in done.stdout.splitlines())
