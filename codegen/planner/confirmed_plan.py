@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ...formulation.encoding.encoding import Encoding
 from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
@@ -99,7 +98,7 @@ def _decoded(
             in_flight=best.in_flight(s),
             transfer=transfer_price(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
-            hiding=_hiding(encoding) if problem.space.hide else (),
+            hiding=tuple(layer.name for layer in hiding_layers(encoding.pcg, encoding.classes, problem.space)),
         )
         plans.append(plan)
     if not pipelined:
@@ -117,11 +116,6 @@ def _decoded(
         module=context.module,
         initial=context.initial,
     )
-
-
-def _hiding(encoding: Encoding) -> tuple[str, ...]:
-    """Names of the layers whose weight traffic hides."""
-    return tuple(layer.name for layer in hiding_layers(encoding.pcg, encoding.classes))
 
 
 def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import EdgeTables, OperandCosts
 from ..strategies.operator_options import GraphOptions, OperatorOptions
 from ..strategies.tensor_classes import Classes, Use, classes
-from ..strategies.transitions import Table
+from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
@@ -159,6 +159,11 @@ class NetworkBuilder:
         """Append the edge of a tensor from variable `u` to `v`."""
         self.conversions[len(self.edges)] = conversion
         self.edges.append(Edge(u, v, *self.tables[conversion.key]))
+
+    def required(self, conversion: Conversion) -> Codes:
+        """The layouts to which a conversion leads, those of a hub or of each option of its reader."""
+        use = conversion.use
+        return self.costs.table(conversion.base).codes if use is None else self.costs.required(use)
 
     def part_of(self, conversion: Conversion, part: Mapping[int, int]) -> int | None:
         """The part of the graph that a conversion belongs to, from those of nodes: that of the reader.

@@ -12,13 +12,14 @@ the forward, nor beside its reduction, the last of the backward.
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import Segment
 from ..bundles.bundles import find_bundles
+from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
 from .recomputable_segments import recomputable_segments
 
 
-def hiding_layers(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
-    """The layers of a graph that hide the traffic of their weights: all but the first.
+def hiding_layers(pcg: PCG, classes: Classes, space: SearchSpace) -> tuple[Segment, ...]:
+    """The layers of a graph that are priced as hiding the traffic of their weights: all but the first.
 
-    None in a graph with parallel branches, of which only the slowest counts.
+    None unless the space has `hide`, nor in a graph with parallel branches, of which only the slowest counts.
     """
-    return () if find_bundles(pcg) else recomputable_segments(pcg, classes)[1:]
+    return recomputable_segments(pcg, classes)[1:] if space.hide and not find_bundles(pcg) else ()

@@ -137,7 +137,7 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
             return search.finish(words, infeasible=True)
         if search.done:
             return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
-    if best.weights and not search.limits.rough:
+    if best.weights:
         _raise_copies(relaxed, best, groups, search)
     if search.done:
         return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)

@@ -30,7 +30,7 @@ class Prefetching(EncodingPass):
 
     def finish(self) -> None:
         builder = self.builder
-        layers = hiding_layers(builder.pcg, builder.classes) if builder.options.space.hide else ()
+        layers = hiding_layers(builder.pcg, builder.classes, builder.options.space)
         number = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
         found: list[dict[int, Array]] = [{} for _ in layers]
         known: dict[int, Array] = {}
@@ -63,14 +63,9 @@ class Prefetching(EncodingPass):
         """Bytes [M, given, required] of the copies of a weight that is gathered, in each mode."""
         builder, base = self.builder, conversion.base
         stored, trainable = builder.weights[base][1], builder.pcg.nodes[base].gradient
-        required = builder.costs.table(base).codes
-        if conversion.use is not None:
-            required = builder.costs.required(conversion.use)
-        whole = stored.space.numel[required] * builder.precision.itemsize("float32")
-        part = stored.space.numel[stored.codes] * builder.precision.itemsize(
-            "float32"
-        )  # spread tables stay where they are
-        gathered = np.where(whole > part[:, None], whole, 0)
+        whole = stored.space.numel[builder.required(conversion)]
+        part = stored.space.numel[stored.codes][:, None]  # not the share of a spread table, which is never gathered
+        gathered = np.where(whole > part, whole, 0) * builder.precision.itemsize("float32")
         copies = np.array(
             [
                 [prefetched_copies(trainable, again, mode != "none") for again in stored.regather.tolist()]

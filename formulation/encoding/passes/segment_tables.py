@@ -125,7 +125,7 @@ class SegmentTables:
         """From storage, if only a segment reads it: cast and gathered again, and not kept until then."""
         (cost, kept), base, precision = self._plain(conversion), conversion.base, self.builder.precision
         stored, table = self.builder.weights[base][1], self.costs.table(base)
-        required = table.codes if conversion.use is None else self.costs.required(conversion.use)
+        required = self.builder.required(conversion)
         a, b = table.position[stored.codes], table.position[required]
         once = table.forward[a][:, b] + cast_ns(stored, precision, self.builder.roofline)[:, None]
         copied = table.moves[a][:, b] | precision.mixed

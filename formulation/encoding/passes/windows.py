@@ -48,7 +48,7 @@ class Windows(EncodingPass):
 
     def finish(self) -> None:
         builder = self.builder
-        layers = hiding_layers(builder.pcg, builder.classes) if builder.options.space.hide else ()
+        layers = hiding_layers(builder.pcg, builder.classes, builder.options.space)
         if not layers:
             return
         self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
@@ -123,7 +123,7 @@ class Windows(EncodingPass):
         """A conversion of an activation, for which kernels wait, or of a weight."""
         builder, base, k = self.builder, conversion.base, self.builder.micro_batches
         table = builder.costs.table(base)
-        required = table.codes if conversion.use is None else builder.costs.required(conversion.use)
+        required = builder.required(conversion)
         stored = builder.weights[base][1] if conversion.source == "weight" else None
         if stored is not None:
             given = stored.codes
