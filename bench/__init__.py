@@ -34,6 +34,7 @@ BENCHES = {
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, compared with heuristics.",
     "truth": "Predicted and measured: the tables of P² (MLSys 2022), or with --p2 another file in that format.",
     "whole": "The whole decision, pipelines included: Unity's and SuperScaler's models, with a gap and a time limit.",
+    "windows": "Planning with traffic hidden behind kernels beside planning without: time and gap.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
 }
 """Every benchmark is a module of this package with `run(small, only, tell) -> rows`.

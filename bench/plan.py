@@ -86,8 +86,11 @@ def measure(case: Case) -> Row:
 def prepared(case: Case) -> tuple[PCG, Machine, Training]:
     """The captured graph of a case, the machine with the memory that it may use, and the training."""
     machine = Machine.load(case.machine, nodes=case.nodes)
-    if case.memory is not None:
-        device = replace(machine.device, memory_bytes=case.memory + machine.device.reserved_bytes)
-        machine = replace(machine, device=device)
+    machine = machine if case.memory is None else with_memory(machine, case.memory)
     graph, training = captured(case.model, machine, small=case.small, batch=case.batch, layers=case.layers)
     return graph, machine, training
+
+
+def with_memory(machine: Machine, available: int) -> Machine:
+    """The machine whose devices have so many bytes that a plan may use."""
+    return replace(machine, device=replace(machine.device, memory_bytes=available + machine.device.reserved_bytes))

@@ -8,7 +8,7 @@ instead, so that label lists of its halves meet there and the whole chain needs 
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor, inf, log2, prod
 from typing import TypeVar
@@ -46,6 +46,16 @@ class Circuit:
     @property
     def root(self) -> int:
         return len(self.factors) + len(self.buckets) - 1
+
+    def with_cheaper(self, factors: tuple[Factor, ...]) -> "Circuit":
+        """The circuit with other costs, of which no assignment has more than with its own and its streams.
+
+        What bounds totals is computed once: that of this circuit holds.
+        """
+        found = replace(self, factors=factors, leaves=tuple(f.narrow() for f in factors))
+        for name in ("negative_cost", "max_cost", "max_use"):
+            found.__dict__[name] = getattr(self, name)
+        return found
 
     def bucket(self, slot: int) -> Bucket:
         return self.buckets[slot - len(self.factors)]

@@ -6,33 +6,37 @@ too large for lists. But a solution meets few entries of F. These are raised to 
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without memory: weights of its own, then label lists within its own gap. The chain is solved again
-with the raised table, which is a lower bound in every entry, until its solution meets exact entries only. Then prices
-change as in `memory_price.py`: that solution is a cut. Solutions are offered, and crossovers of those on both sides of
-the capacities.
+each a small problem without memory: weights of its own, then label lists within its own gap. Within an interval of the
+largest transient use, no switch of the copy uses more than its upper end. The chain is solved again with the raised
+table, which is a lower bound in every entry, until its solution meets exact entries only. Then prices change as in
+`memory_price.py`: that solution is a cut. Solutions are offered, and crossovers of those on both sides of the
+capacities.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, fsum
+from math import ceil, fsum, inf
 
 import numpy as np
 
-from ...formulation.network.network import Chain, Network, Switch, evaluate, extras
+from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import OutOfTimeError, Search, TooManyError
 from .circuit import Circuit
 from .factors import Factor
+from .kernels import Floats
 from .labels import LabelBounds, enumerate_labels
-from .memory_price import highest_prices
+from .memory_price import highest_prices, least_use_of
 from .order import arrange, restrict
 from .segment_lists import with_columns
 from .tables import Tables
-from .transient_relaxation import Groups
+from .transient_relaxation import Groups, Interval, relaxed_use
 from .window_relaxation import Cuts, Weights, WindowPrice, cross, weighted
 
 _ROUNDS = 12  # of weights, for one entry
+_FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _LABELS = 1 << 16  # per table
-_CLOSE = 1e-4  # of an entry: a gap not worth lists
+_CLOSE, _OF_GAP, _LITTLE = 1e-4, 0.25, 0.1  # gaps left open: share of the cost, of the search's gap; what cuts promise
 _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
@@ -42,84 +46,120 @@ _TIMES, _SECONDS = 2.0, 2.0  # multiples of the time for pricing, and seconds
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A lower bound on a copy's cost between two layouts, and the best options found of the copy's variables."""
+    """A lower bound on a copy's cost between two layouts, the least cost found, and the options that lead to it, of the
+    copy's variables, then others. `listed`: label lists can raise it no more.
+    """
 
     bound: float
-    options: tuple[int, ...]
+    cost: float = inf
+    options: tuple[int, ...] = ()
+    listed: bool = False
 
 
-def raise_copies(circuit: Circuit, found: WindowPrice, groups: Groups, search: Search, reach: int) -> None:
+def raise_copies(
+    circuit: Circuit,
+    found: WindowPrice,
+    groups: Groups,
+    search: Search,
+    reach: int,
+    interval: Interval | None = None,
+) -> None:
     """Raise the bound of `search` by exact costs of copies, and offer solutions, in a time like that for pricing.
 
-    `circuit` is relaxed over `groups`, and restricted to the solutions of cost up to `reach`.
+    `circuit` is relaxed over `groups`, by means or over an interval of the largest transient use, and restricted to the
+    solutions of cost up to `reach`.
     """
     until = search.seconds * (1 + _TIMES) + _SECONDS
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)
     cuts, sides = list(found.cuts), dict[bool, tuple[int, ...]]()
-    best, center = -np.inf, np.array(price)
+    best, center, starts = -np.inf, np.array(price), dict[int, Floats]()
     for _ in range(_PRICES):
-        copies = _CopyCosts(circuit, circuit.exact_price(price), found.weights, search, reach)
+        copies = _CopyCosts(circuit, circuit.exact_price(price), found.weights, search, reach, groups, interval, starts)
         value, assignment = copies.solved(until) if any(copies.worth) else (0.0, None)
         if assignment is None or search.done:
             return
-        cost, use, fits = _cut(search.network, groups, assignment)
+        verdict = evaluate(search.network, assignment)
+        cut = (
+            verdict.cost - search.network.constant,
+            *relaxed_use(search.network, groups, interval, assignment, verdict.use),
+        )
         search.offer(assignment)
-        sides[fits] = assignment
+        sides[verdict.feasible] = assignment
         if len(sides) > 1:
             cross(sides, search)
-        if search.done or not price or (cost, *use) in cuts or search.seconds > until:
+        if search.done or not price or cut in cuts or search.seconds > until:
             return
-        cuts.append((cost, *use))
+        cuts.append(cut)
         if value > best:
             best, center = value, np.array(copies.price)
         target, upper = highest_prices(np.array(cuts, np.float64), capacities, box)
-        if upper - best <= _CLOSE * abs(upper):
+        if upper - best <= copies.close * abs(upper):
             return
         price = tuple(((center + np.array(target)) / 2).tolist())  # farther, other layouts are met
 
 
-def _cut(network: Network, groups: Groups, assignment: tuple[int, ...]) -> tuple[int, tuple[int, ...], bool]:
-    """Cost (without the constant), use of the rows of a relaxation over `groups`, and feasibility of an assignment."""
-    verdict = evaluate(network, assignment)
-    cost, use = verdict.cost - network.constant, verdict.use
-    if groups:
-        needs = extras(network, assignment)
-        first = use[0] - max(needs.values(), default=0)
-        use = (*(first + sum(needs[z] for z in group) // len(group) for group in groups), *use[1:])
-    return cost, use, verdict.feasible
-
-
 class _CopyCosts:
-    """The tables of a circuit's chains at given prices, raised entry by entry; `weights` stand for its windows."""
+    """The tables of a circuit's chains at given prices, raised entry by entry; `weights` stand for its windows.
+
+    `starts`: for a chain, the weights and prices that were best for the last entry, with which the next one begins.
+    """
 
     def __init__(
-        self, circuit: Circuit, price: tuple[float, ...], weights: Weights, search: Search, reach: int
+        self,
+        circuit: Circuit,
+        price: tuple[float, ...],
+        weights: Weights,
+        search: Search,
+        reach: int,
+        groups: Groups,
+        interval: Interval | None,
+        starts: dict[int, Floats],
     ) -> None:
         self.search, self.weights, self.price = search, weights, price
-        self.circuit, self.reach = circuit, reach
+        self.circuit, self.reach, self.interval, self.starts = circuit, reach, interval, starts
+        self.close = max(_CLOSE, _OF_GAP * search.limits.gap)
         relaxed = weighted(circuit, weights)
         slots = relaxed.forward(relaxed.tables(1, price), search.until)
-        self.tables = [slots[one].copy() for one in circuit.copies]
         inside = [circuit.below([one]) for one in circuit.copies]
         self.inside = [[slot for slot in sorted(below) if slot < len(circuit.factors)] for below in inside]
         self.worth = [any(circuit.factors[slot].streams for slot in slots) for slots in self.inside]
+        self.extra_prices = [self._extra_prices(c, groups) for c in range(len(circuit.copies))]
+        self.tables = [
+            slots[one] - fsum(prices.values()) * (interval.high if interval else 0)
+            for one, prices in zip(circuit.copies, self.extra_prices, strict=True)
+        ]
+        count = len(price) - len(groups) if interval else len(price)
         self.priced = {
-            slot: replace(f, time=np.floor(f.priced(1, price)), use=None, extra=None)
-            for slots in self.inside
-            for slot in slots
-            for f in [circuit.factors[slot]]
+            slot: self._priced(circuit.factors[slot], price[:count]) for slots in self.inside for slot in slots
         }
         self.known: dict[tuple[int, int, int], _Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
         self.rest = [replace(f, extra=None) for slot, f in enumerate(relaxed.factors) if slot not in own]
+
+    def _extra_prices(self, c: int, groups: Groups) -> dict[int, float]:
+        """The prices of transient use of the switches in a copy; none outside of an interval."""
+        if self.interval is None:
+            return {}
+        first = len(self.price) - len(groups)
+        inner = {*self.circuit.network.chains[c].copies[0]}
+        return {z: self.price[first + g] for g, group in enumerate(groups) for z in group if z in inner}
+
+    def _priced(self, f: Factor, price: tuple[float, ...]) -> Factor:
+        """A factor of a copy, memory priced; within an interval its use is transient use, which a copy limits."""
+        limited = self.interval is not None and f.extra is not None
+        use = f.extra[..., None] if limited and f.extra is not None else None
+        return replace(f, time=np.floor(f.priced(1, price)), use=use, extra=None)
 
     def solved(self, until: float) -> tuple[float, tuple[int, ...] | None]:
         """Raise the bound of the search to what the prices prove; returns that without the constant, and the solution,
         or None if there is none, or after `until` (seconds of the search)."""
         search = self.search
         paid = fsum(p * c for p, c in zip(self.price, self.circuit.network.capacities, strict=True))
+        if self.interval is not None:  # tables of copies have it
+            chains = zip(self.circuit.network.chains, self.extra_prices, strict=True)
+            paid -= self.interval.high * fsum(len(chain) * fsum(prices.values()) for chain, prices in chains)
         value = -np.inf
         while not search.done:
             outline, slots = self._solved()
@@ -131,20 +171,26 @@ class _CopyCosts:
             margin = 8 * self.circuit.rounding(self.price, abs(total) + paid)
             search.raise_bound(min(self.reach + 1, outline.network.constant + ceil(value - margin)))
             assignment = outline.decode(slots)
-            met = {
+            met = Counter(
                 (c, self._at(b, assignment), self._at(b_next, assignment))
                 for c, chain in enumerate(self.circuit.network.chains)
                 if self.worth[c]
                 for b, b_next in pairwise(chain.boundaries)
-            }
-            left = sorted(met - self.known.keys())
+            )
+            gaps = {entry: self.close * abs(value) / many / len(met) for entry, many in met.items()}
+            left = [entry for entry, gap in sorted(gaps.items()) if not self._is_exact(entry, gap)]
             if not left:
                 return value, self._whole(assignment)
             for entry in left:
                 if search.seconds > until:
                     return value, None
-                self._raise(*entry, until=search.started + search.seconds + _SHARE * (until - search.seconds))
+                self._raise(*entry, gaps[entry], search.started + search.seconds + _SHARE * (until - search.seconds))
         return value, None
+
+    def _is_exact(self, entry: tuple[int, int, int], gap: float) -> bool:
+        """True if an entry is known within a gap, in ns, or can be raised no more."""
+        known = self.known.get(entry)
+        return known is not None and (known.listed or known.bound == inf or known.cost - known.bound <= gap)
 
     def _at(self, variable: int, assignment: tuple[int, ...]) -> int:
         """The place of a variable's option among those left."""
@@ -162,45 +208,57 @@ class _CopyCosts:
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def _raise(self, c: int, first: int, last: int, until: float) -> None:
-        """Raise one entry to its exact value, or as far as lists stay short and lead `until` (of `perf_counter`)."""
+    def _raise(self, c: int, first: int, last: int, gap: float, until: float) -> None:
+        """Raise one entry to within `gap` of its cost, or as far as lists stay short before `until`, a time."""
         part = self._between(c, first, last)
-        cuts = Cuts(part)
-        bound, cost, weights = -np.inf, np.inf, self.weights
-        options: tuple[int, ...] = ()
-        point = cuts.normal([x for w in cuts.counts for x in self.weights[w]])
-        best, step = point, 1.0
+        limits = part.network.capacities
+        if limits and least_use_of(part, 0, self.search.until) > limits[0]:
+            self._know(c, first, last, _Entry(inf))
+            return
+        cuts, known, at = Cuts(part), _Entry(-inf), np.zeros(0)
+        starts = [sum(self.extra_prices[c].values())] if limits else []
+        cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(c, first, last) / limits[0]) for p in starts])
+        point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
+        if len(self.starts.get(c, ())) == len(point):
+            point = self.starts[c]
+        best, step = point, _FIRST_STEP
         for _ in range(_ROUNDS):
-            now = cuts.weights(point)
-            relaxed = weighted(part, now)
-            slots = relaxed.forward(relaxed.tables(1, ()), self.search.until)
+            relaxed = weighted(part, cuts.weights(point))
+            price = relaxed.exact_price(point[cuts.size :].tolist())
+            slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
             total = float(slots[-1])
             if total == np.inf:
-                self._know(c, first, last, _Entry(np.inf, ()))
+                self._know(c, first, last, _Entry(inf))
                 return
-            step = 1.0 if total > bound else step / 2
-            better = total > bound
+            value = total - fsum(p * most for p, most in zip(price, limits, strict=True))
+            better = value > known.bound
+            step = min(1.0, 2 * step) if better else step / 2
             if better:
-                bound, best, weights = total, point, now
-            found, _ = cuts.add(slots)
-            if found < cost:
-                better, cost = True, found
-                options = relaxed.decode(slots)[: len(self.circuit.network.chains[c].copies[0])]
+                known, best, at = replace(known, bound=value), point, np.array(price)
+            found, use = cuts.add(slots)
+            if found < known.cost and all(u <= most for u, most in zip(use, limits, strict=True)):
+                better, known = True, replace(known, cost=found, options=relaxed.decode(slots))
             target, upper = cuts.highest(0.0)
-            if cost - bound <= _CLOSE * abs(cost) or upper - bound <= _CLOSE * abs(bound):
+            if known.cost - known.bound <= gap or upper - known.bound <= _LITTLE * gap:
                 break
-            if better:
-                cuts.circuit = part = self._cheaper(part, relaxed, slots, cost)
+            if better and known.cost < inf:
+                cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + total - value)
             point = best + step * (target - best)
-        if cost - bound > _CLOSE * abs(cost):
-            bound, cost, options = self._listed(part, weights, _Entry(bound, options), cost, until)
-        self._know(c, first, last, _Entry(min(bound, cost), options))
+        self.starts[c] = best
+        if known.cost - known.bound > gap:
+            known = self._listed(part, (cuts.weights(best), at), known, gap, until)
+        self._know(c, first, last, replace(known, bound=min(known.bound, known.cost)))
+
+    def _scale(self, c: int, first: int, last: int) -> float:
+        """About what a copy costs between two layouts, in ns."""
+        return max(1.0, abs(float(self.tables[c][first, last])))
 
     def _cheaper(self, part: Circuit, relaxed: Circuit, slots: Tables, cost: float) -> Circuit:
-        """The circuit of a copy without what is in no solution up to `cost`, by the tables of the weighted one."""
-        small = restrict(part, relaxed.backward(slots, self.search.until), cost)
-        assert small is not None  # it has the solution of that cost
-        return small
+        """The circuit of a copy without what is in no solution up to `cost`, priced, by tables of the weighted one.
+
+        It has a solution of at most that total, but for rounding.
+        """
+        return restrict(part, relaxed.backward(slots, self.search.until), cost) or part
 
     def _know(self, c: int, first: int, last: int, entry: _Entry) -> None:
         self.known[c, first, last] = entry
@@ -231,38 +289,47 @@ class _CopyCosts:
                 for s in circuit.network.switches
                 if s.variable in number
             ),
+            capacities=() if self.interval is None or not self.extra_prices[c] else (self.interval.high,),
         )
         return arrange(network, factors, tuple(range(len(number))), kept)
 
-    def _listed(
-        self, part: Circuit, weights: Weights, known: _Entry, cost: float, until: float
-    ) -> tuple[float, float, tuple[int, ...]]:
-        """The exact cost of an entry by label lists, or the bound that they prove; the least cost and its options."""
-        relaxed = weighted(part, weights)
-        slots = relaxed.forward(relaxed.tables(1, ()), self.search.until)
+    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float, until: float) -> _Entry:
+        """An entry raised by label lists to within `gap` of its cost, or as far as they stay short.
+
+        `at`: weights and prices that prove its bound so far.
+        """
+        weights, prices = at
+        relaxed, limits = weighted(part, weights), np.array(part.network.capacities, np.float64)
+        slots = relaxed.forward(relaxed.tables(1, prices.tolist()), self.search.until)
         through = relaxed.backward(slots, self.search.until)
-        bound, options = known.bound, known.options
+        paid, bound = float(prices @ limits), known.bound
+        slack = known.cost - bound if known.cost < inf else gap
         for share in _STEPS:
-            reach = known.bound + (cost - known.bound) / share
-            small = restrict(part, through, reach)
+            reach = bound + slack / share
+            small = restrict(part, through, reach + paid)
             if small is None:
-                bound = reach
+                known = replace(known, bound=reach)
                 continue
             one, price = with_columns(small, set(range(len(small.factors))), weights)
+            most = LabelBounds(
+                np.array([*prices, *price]),
+                reach + paid,
+                _LABELS,
+                min(until, self.search.until),
+                np.concatenate([limits, np.full(len(price), inf)]),
+            )
             try:
-                limits = LabelBounds(np.array(price), reach, _LABELS, min(until, self.search.until))
-                listing = enumerate_labels(one, limits, (one.root,))
+                listing = enumerate_labels(one, most, (one.root,))
             except (TooManyError, OutOfTimeError):
                 break
             labels = listing.slots[one.root]
-            longest = labels.use.max(axis=1, initial=np.iinfo(np.int64).min)
-            if len(longest) and longest.min() <= reach:
-                if longest.min() < cost:
-                    cost = float(longest.min())
-                    options = listing.decode(int(longest.argmin()))[: len(options)]
-                return cost, cost, options
-            bound = reach
-        return bound, cost, options
+            longest = labels.use[:, len(limits) :].max(axis=1, initial=np.iinfo(np.int64).min)
+            if len(longest) and longest.min() < known.cost:
+                known = replace(known, cost=float(longest.min()), options=listing.decode(int(longest.argmin())))
+            known = replace(known, bound=min(reach, known.cost))
+            if known.cost - known.bound <= gap:
+                break
+        return replace(known, listed=True)
 
     def _whole(self, assignment: tuple[int, ...]) -> tuple[int, ...] | None:
         """The solution with the best options found of every copy; None if a copy has none."""
@@ -272,6 +339,6 @@ class _CopyCosts:
                 entry = self.known.get((c, self._at(b, assignment), self._at(b_next, assignment)))
                 if entry is None or not entry.options:
                     return None
-                for v, option in zip(copy, entry.options, strict=True):
+                for v, option in zip(copy, entry.options, strict=False):
                     picks[v] = option
         return tuple(picks)

@@ -40,12 +40,17 @@ from .memory_price import Price, at_price, search_within, sweep
 from .order import TooWideError, compile_network, restrict
 from .segment_lists import SegmentLists, blocks_of, list_segments
 from .tables import Tables
-from .transient_relaxation import Groups, groups_of, relax_transient, with_factors
-from .window_relaxation import Weights, WindowPrice, price_windows, weighted
+from .transient_branching import branch_transient
+from .transient_relaxation import Groups, groups_of, relax_transient, unrelaxed, with_factors
+from .window_relaxation import Cuts, Weights, WindowPrice, price_windows, weighted
 
 _DONE = "proved by prices"
+_MOST = 256  # the sum of the weights of a window's streams, of which all but the first have one
 _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
+_NEAR = 1 / 32  # of the bound: the first slack in which copies are raised
+_BRANCHING = 3.0, 3.0  # multiples of the time before, and seconds, for branching over the largest transient use
+_QUICK_BRANCHING = 0.5, 1.0  # likewise, in quick searches that have a solution
 _LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
 _ANY = 0.1  # the gap of a solution without windows, sought where none is known
@@ -80,13 +85,15 @@ def has_maxima(network: Network) -> bool:
 
 
 def without_windows(network: Network) -> Network:
-    """A network without windows that bounds one with windows: all streams of one have the same weight."""
+    """A network without windows that bounds one with windows: the first stream of each has nearly all the weight."""
+    known: dict[tuple[int, ...], Table] = {}  # equal layers share tables
 
     def added(table: Table, parts: WindowStreams) -> Table:
-        total = table
-        for _, streams in parts:
-            total = total + streams.sum(axis=0) // len(streams)
-        return np.where(table >= INFINITE, INFINITE, total)
+        key = id(table), *(id(streams) for _, streams in parts)
+        if key not in known:
+            means = ((streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST for _, streams in parts)
+            known[key] = np.where(table >= INFINITE, INFINITE, sum(means, table))
+        return known[key]
 
     of_variable, of_edge = streams_by_part(network)
     variables, edges = list(network.variables), list(network.edges)
@@ -124,29 +131,33 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     relaxed = relax_transient(circuit, groups) if groups else circuit
     if not relaxed.exact:
         return _solve_wide(search, solve)
+    limits, windows = search.limits, bool(search.network.windows)
+    any_will_do = limits.quick and limits.gap >= _ANY and limits.cutoff is None
+    if windows and any_will_do and (ended := _without_windows_solved(search, solve, relaxed)) is not None:
+        return ended
+    if windows and any_will_do and search.objective is not None:
+        return search.finish(PRICED)
     best = _priced(relaxed, search)
     if best is None:
         return search.finish("no solution, at any price of memory", infeasible=True)
+    if not search.done and not limits.rough and windows:
+        if search.objective is None and (ended := _without_windows_solved(search, solve, relaxed)) is not None:
+            return ended
+        _raise_copies(best, groups, search)
+        _branch(best, groups, search)
     if search.done:
         return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
-    if search.limits.rough:
+    if limits.rough or (limits.quick and not groups):
         return search.finish(PRICED)
-    if search.objective is None and search.network.windows:
-        words = _without_windows_solved(search, solve)
-        if words is not None:
-            return search.finish(words, infeasible=True)
-        if search.done:
-            return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
-    if best.weights:
-        _raise_copies(relaxed, best, groups, search)
-    if search.done:
-        return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
-    if search.limits.quick and not groups:
-        return search.finish(PRICED)
-    branching = _TauSearch(search, solve, circuit, groups, relaxed=relaxed, best=best, pricing_seconds=search.seconds)
+    return _list(search, solve, circuit, groups, best)
+
+
+def _list(search: Search, solve: _Solve, circuit: Circuit, groups: Groups, best: WindowPrice) -> Solution:
+    """Solve the network of a search by lists of segments, given its circuit and the best price."""
+    branching = _TauSearch(search, solve, circuit, groups, best=best, pricing_seconds=search.seconds)
     by = "lists of segments", "lists of segments"
     try:
-        solution = search_within(relaxed, best.price, search, branching.offer, by)
+        solution = search_within(best.circuit, best.price, search, branching.offer, by)
     except TooWideError as error:
         return search.finish(f"too wide for lists: {error}")
     return replace(solution, words=PRICED) if search.limits.quick and not search.done else solution
@@ -162,33 +173,57 @@ def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
     if search.network.windows:
         return price_windows(circuit, search)
     best = sweep(circuit, search)
-    return None if best is None else WindowPrice({}, best)
+    return None if best is None else WindowPrice(circuit, {}, best)
 
 
-def _without_windows_solved(search: Search, solve: _Solve) -> str | None:
-    """Offer a solution found without windows, and raise the bound; the words of a proof if there is none.
+def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> Solution | None:
+    """Offer a solution found without windows, and raise the bound; the end of the search if there is none.
 
-    Whether memory suffices does not depend on windows, whose lists are much longer.
+    Whether memory suffices does not depend on windows, whose lists are much longer. `circuit` is the search's, relaxed.
     """
     limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=search.limits.quick)
     answer = _solve_silently(search, solve, without_windows(search.network), limits)
     if answer.status is Status.INFEASIBLE:
-        return answer.words
+        return search.finish(answer.words, infeasible=True)
     search.raise_bound(answer.bound)
     if answer.assignment is not None:
         search.offer(answer.assignment)
+    if not search.prices:
+        search.prices = (*Cuts(circuit).first().tolist()[: -len(answer.prices) or None], *answer.prices)
     return None
 
 
-def _raise_copies(circuit: Circuit, best: WindowPrice, groups: Groups, search: Search) -> None:
-    """Raise the bound of `search` by exact costs of the copies of chains."""
-    through = circuit.backward(best.price.slots, search.until)
-    reach = min(search.ceiling - 1, circuit.max_cost)
-    small = restrict(circuit, through, best.price.max_total(circuit, reach), ())
+def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
+    """Raise the bound of `search` by exact costs of the copies of chains, within a slack that excludes most options."""
+    circuit = best.circuit
+    through, slack = circuit.backward(best.price.slots, search.until), _NEAR * abs(best.price.bound)
+    while not search.done:
+        reach = min(best.price.bound + int(slack), search.ceiling - 1, circuit.max_cost)
+        small = restrict(circuit, through, best.price.max_total(circuit, reach), ())
+        if small is None:
+            search.raise_bound(reach + 1)
+        else:
+            raise_copies(small, best, groups, search, reach)
+        if search.bound <= reach:
+            break
+        slack *= 4
+
+
+def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
+    """Raise the bound of `search` by branching over the largest transient use, if switches have any."""
+    if not groups or search.done:
+        return
+    relaxed = best.circuit
+    through = relaxed.backward(best.price.slots, search.until)
+    reach = min(search.ceiling - 1, relaxed.max_cost)
+    small = restrict(relaxed, through, best.price.max_total(relaxed, reach), ())
     if small is None:
         search.raise_bound(reach + 1)
     else:
-        raise_copies(small, best, groups, search, reach)
+        small = unrelaxed(small, groups, search.network.capacities[0])
+        quick = search.limits.quick and search.objective is not None
+        times, seconds = _QUICK_BRANCHING if quick else _BRANCHING
+        branch_transient(small, groups, search, search.seconds * (1 + times) + seconds)
 
 
 def _without_extra(circuit: Circuit) -> Circuit:
@@ -269,8 +304,7 @@ class _TauSearch:
     solve: _Solve
     plain: Circuit
     groups: Groups
-    relaxed: Circuit
-    best: WindowPrice  # of `relaxed`
+    best: WindowPrice
     pricing_seconds: float
     tried: set[int] = field(default_factory=set)
     listing_seconds: float = 0.0  # spent on lists
@@ -291,9 +325,9 @@ class _TauSearch:
         if found is None:  # with so little memory
             weights = self.best.weights
             none = [0.0] * len(network.capacities)
-            found = WindowPrice(weights, at_price(weighted(circuit, weights), none, search.until))
-        through = circuit.backward(found.price.slots, search.until)
-        return _Relaxation(circuit, found.price, found.weights, through, tau=tau)
+            found = WindowPrice(circuit, weights, at_price(weighted(circuit, weights), none, search.until))
+        through = found.circuit.backward(found.price.slots, search.until)
+        return _Relaxation(found.circuit, found.price, found.weights, through, tau=tau)
 
     def offer(self, through: Tables, reach: int) -> bool:
         """Offer the best solution of cost up to `reach`; True if the search was complete."""
@@ -301,7 +335,7 @@ class _TauSearch:
         late = self.search.objective is not None and self.search.seconds > _QUICK[0] * self.pricing_seconds + _QUICK[1]
         if quick and (self.tried or late):  # lists of a small slack gave their best
             return False
-        relaxation = _Relaxation(self.relaxed, self.best.price, self.best.weights, through, self.groups)
+        relaxation = _Relaxation(self.best.circuit, self.best.price, self.best.weights, through, self.groups)
         if not self.groups:
             return self._search_lists(relaxation, 0, 0, reach)
         try:

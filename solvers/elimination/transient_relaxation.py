@@ -1,16 +1,20 @@
-"""Relaxation of transient memory: the maximum over switches becomes the means over groups of switches.
+"""Relaxations of transient memory, whose maximum over switches becomes means over groups g of switches.
 
-    use_0(x) + Σ_(s ∈ g) extra_s(x) / |g| ≤ M_0     ∀ groups g of switches
+    use_0(x) + Σ_(s ∈ g) extra_s(x) / |g| ≤ M_0     ∀ g                                  (means)
 
-Each group has a row of its own in place of capacity 0, so that prices weight the groups.
+Each group has a row of its own in place of capacity 0, so that prices weight the groups. If the largest transient use
+is known to be in [lo, hi], lo is subtracted from capacity 0, and what exceeds hi is forbidden:
+
+    use_0(x) ≤ M_0 - lo;   Σ_(s ∈ g) extra_s(x) ≤ |g| hi   ∀ g;   no entry of extra_s exceeds hi   (interval)
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from ...formulation.network.network import Network, Table
+from ...formulation.network.network import Network, Table, extras
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats
@@ -19,6 +23,13 @@ Groups = Sequence[frozenset[int]]  # of switches, by their variables
 
 _MAX_GROUPS = 3
 _ALIKE = 1.5  # largest ratio of successive transient uses in a group
+
+
+class Interval(NamedTuple):
+    """Where the largest transient use lies, in bytes, both ends included."""
+
+    low: int
+    high: int
 
 
 def groups_of(network: Network) -> tuple[frozenset[int], ...]:
@@ -64,6 +75,64 @@ def relax_transient(circuit: Circuit, groups: Groups) -> Circuit:
     width = len(circuit.network.capacities)
     first, *others = circuit.network.capacities
     return with_factors(circuit, (*[first] * len(groups), *others), [relaxed(f) for f in circuit.factors])
+
+
+def unrelaxed(circuit: Circuit, groups: Groups, capacity: int) -> Circuit:
+    """The circuit, of capacity 0 `capacity`, that `relax_transient` relaxed over groups."""
+
+    def plain(f: Factor) -> Factor:
+        if f.use is None:
+            return f
+        key = id(f.use), id(f.extra)
+        if key not in uses:
+            uses[key] = f.use[..., len(groups) - 1 :].copy()
+            uses[key][..., 0] = f.use[..., 0]
+            if f.extra is not None and f.scope[0] in groups[0]:
+                uses[key][..., 0] -= share(f, groups[0])
+        return replace(f, use=uses[key])
+
+    uses: dict[tuple[int, int], Floats] = {}
+    rows = (capacity, *circuit.network.capacities[len(groups) :])
+    return with_factors(circuit, rows, [plain(f) for f in circuit.factors])
+
+
+def relax_interval(circuit: Circuit, groups: Groups, interval: Interval) -> Circuit:
+    """The circuit relaxed over an interval of the largest transient use: the capacities, then a row for each group."""
+
+    def relaxed(f: Factor) -> Factor:
+        if f.use is None and f.extra is None:
+            return f
+        row = -1 if f.extra is None else next((g for g, group in enumerate(groups) if f.scope[0] in group), -1)
+        key = id(f.time), id(f.use), id(f.extra), row
+        if key not in known:
+            use = np.zeros((*f.time.shape, width + len(groups)))
+            if f.use is not None:
+                use[..., :width] = f.use
+            if row >= 0:
+                use[..., width + row] = f.extra
+            time = f.time if f.extra is None else np.where(f.extra > interval.high, np.inf, f.time)
+            known[key] = time, use
+        time, use = known[key]
+        return replace(f, time=time, use=use)
+
+    known: dict[tuple[int, int, int, int], tuple[Floats, Floats]] = {}
+    width = len(circuit.network.capacities)
+    first, *others = circuit.network.capacities
+    rows = (first - interval.low, *others, *(len(group) * interval.high for group in groups))
+    return with_factors(circuit, rows, [relaxed(f) for f in circuit.factors])
+
+
+def relaxed_use(
+    network: Network, groups: Groups, interval: Interval | None, assignment: Sequence[int], use: Sequence[int]
+) -> tuple[int, ...]:
+    """What an assignment takes of the rows of a relaxation, over an interval or by means, given its `use`."""
+    if not groups:
+        return tuple(use)
+    needs = extras(network, assignment)
+    first, sums = use[0] - max(needs.values(), default=0), [sum(needs[z] for z in group) for group in groups]
+    if interval is not None:
+        return (first, *use[1:], *sums)
+    return (*(first + total // len(group) for total, group in zip(sums, groups, strict=True)), *use[1:])
 
 
 def share(f: Factor, group: frozenset[int]) -> Floats:

@@ -21,8 +21,9 @@ from ..protocol import Search
 from .circuit import Circuit
 from .crossover import crossed
 from .factors import Factor, dense
-from .kernels import Floats
+from .kernels import Bools, Floats
 from .memory_price import LP_SECONDS, Price, at_price, least_use_of
+from .order import restrict
 from .tables import Tables
 
 Weights = Mapping[int, tuple[float, ...]]  # of the streams of each window
@@ -32,15 +33,20 @@ _LEAST = 1 / 256  # of any stream's weight at first, so that ties go to less of 
 _ROUNDS, _ROUGH = 40, 3
 _FARTHER, _NEARER, _NEAREST = 2.0, 0.5, 0.1  # what a step from the best point is multiplied by if it raises the bound
 _LITTLE, _IDLE = 0.05, 5  # share of what cuts allow, and steps that raise the bound by less, after which it is left
-_CLOSE = 1e-6  # of the bound, likewise
+_CLOSE, _OF_GAP = 1e-6, 0.1  # of the bound, and of the gap of the search, likewise
 _ENOUGH = 0.05  # of the gap: a bound that can rise by less is left to lists
 _FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
+_NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from which leaving options out pays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPrice:
-    """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions."""
+    """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions.
 
+    They are of `circuit`, which has all solutions below the ceiling of the search.
+    """
+
+    circuit: Circuit
     weights: Weights
     price: Price
     cuts: tuple[tuple[int, ...], ...] = ()
@@ -56,20 +62,17 @@ def weighted(circuit: Circuit, weights: Weights) -> Circuit:
             known[key] = weighted_factor(f, weights)
         return replace(f, time=known[key].time, streams=()) if f.streams else f
 
-    factors = tuple(map(total, circuit.factors))
-    return replace(circuit, factors=factors, leaves=tuple(f.narrow() for f in factors))
+    return circuit.with_cheaper(tuple(map(total, circuit.factors)))
 
 
 def weighted_factor(f: Factor, weights: Weights) -> Factor:
     """The factor with the weighted sum of its streams, rounded down, as cost."""
     if not f.streams:
         return f
-    found = np.zeros(f.time.shape)
+    found = np.zeros(f.time.size)
     for w, table in f.streams:
-        for weight, stream in zip(weights[w], table, strict=True):
-            if weight:
-                found += weight * stream
-    return replace(f, time=f.time + np.floor(found), streams=())
+        found += np.array(weights[w]) @ table.reshape(len(table), -1)
+    return replace(f, time=f.time + np.floor(found).reshape(f.time.shape), streams=())
 
 
 class Cuts:
@@ -92,12 +95,20 @@ class Cuts:
             yield w, slice(at, at + k)
             at += k
 
-    def equal(self) -> Floats:
-        """The point of equal weights, without prices."""
+    def first(self) -> Floats:
+        """The point, without prices, in which the first stream of every window, its kernels, has most of the weight."""
         point = np.zeros(self.size + len(self.capacities))
         for _, part in self._parts():
-            point[part] = 1 / (part.stop - part.start)
+            point[part] = _LEAST
+            point[part.start] = 1 - _LEAST * (part.stop - part.start - 1)
         return point
+
+    def start(self, given: Sequence[float]) -> Floats:
+        """The point `given` by a similar problem, as far as it has these weights and prices."""
+        rows = len(self.capacities)
+        if len(given) not in (self.size, self.size + rows) or not min(given, default=0.0) >= 0:
+            return self.first()
+        return self.normal([*given, *[0.0] * rows][: self.size + rows])
 
     def normal(self, point: Sequence[float]) -> Floats:
         """The point with weights that add up to one for every window."""
@@ -143,7 +154,7 @@ class Cuts:
             options={"time_limit": LP_SECONDS},
         )
         if answer.x is None:  # HiGHS may give up
-            return self.equal(), -np.inf
+            return self.first(), -np.inf
         point = np.maximum(answer.x[1:], 0.0)
         point[self.size :] *= self.box
         return point, float(answer.x[0]) * scale
@@ -163,23 +174,22 @@ class _Pricing:
         self.point = np.zeros(0)  # of `best`
         self.solutions: list[tuple[int, ...]] = []  # cost, of windows too, and use
         self.fitting: dict[bool, tuple[int, ...]] = {}  # by whether it fits: the last solution
+        self.sufficient: set[int] = set()  # rows whose capacity is at least the least use
+        self.reach = INFINITE  # of the solutions that the circuit has
 
     def maximised(self) -> WindowPrice | None:
-        search, cuts, given = self.search, self.cuts, self.search.limits.prices
-        known = len(given) == cuts.size + len(cuts.capacities) and min(given) >= 0  # of a similar problem
-        if not self._evaluate(cuts.normal(given) if known else cuts.equal()):
+        search, cuts = self.search, self.cuts
+        if not self._evaluate(cuts.start(search.limits.prices)):
             return None
         assert self.best is not None
         if search.done:
             return self.best
         use = cuts.rows[0][1 + cuts.size :]
         cuts.box = np.maximum(
-            _FIRST * max(1.0, abs(self.best.price.total)) / np.maximum(1.0, use), 2 * np.array(self.best.price.price)
+            _FIRST * max(1.0, abs(self.best.price.total)) / np.maximum(np.maximum(1.0, use), cuts.capacities),
+            2 * np.array(self.best.price.price),
         )
-        for r, capacity in enumerate(self.circuit.network.capacities):
-            if use[r] > capacity and least_use_of(self.circuit, r, search.until) > capacity:
-                return None
-        least, step, idle = _LEAST, 1.0, 0
+        least, step, idle, close = _LEAST, 0.5, 0, max(_CLOSE, _OF_GAP * search.limits.gap)
         for _ in range(_ROUGH if search.limits.rough else _ROUNDS):
             if search.done:
                 break
@@ -187,21 +197,57 @@ class _Pricing:
             before = self.best.price.value
             gain = upper - before
             room = search.ceiling - self.best.price.bound if search.ceiling < INFINITE else 0
-            if idle > _IDLE or gain <= max(_CLOSE * abs(upper), _ENOUGH * room):
-                if self._grow_box(target):
+            if idle > _IDLE or gain <= max(close * abs(upper), _ENOUGH * room):
+                over = self._at_edge(target)
+                if over.any():
+                    if not self._has_room(over):
+                        return self._closed()
+                    cuts.box[over] *= _GROWTH
                     continue
                 if not least:
                     break
                 least, idle = 0.0, 0
                 continue
             if not self._evaluate(self.point + step * (target - self.point)):
-                return None
+                return self._closed()
+            if not self._narrow():
+                return self._closed()
             risen = self.best.price.value - before
             step = min(1.0, step * _FARTHER) if risen > 0 else max(_NEAREST, step * _NEARER)
             idle = 0 if risen > _LITTLE * gain else idle + 1
         if len(self.fitting) > 1 and not search.done:
             cross(self.fitting, search)
         return replace(self.best, cuts=tuple(self.solutions))
+
+    def _closed(self) -> WindowPrice | None:
+        """The result where the circuit has no solution: all others reach the ceiling."""
+        if self.reach == INFINITE:
+            return None
+        self.search.raise_bound(self.reach + 1)
+        return self.best
+
+    def _narrow(self) -> bool:
+        """Leave out of the circuit what is in no solution below the ceiling, if that is much; False if nothing is left.
+
+        Later evaluations are of a smaller circuit, so that they cost a fraction.
+        """
+        search, best = self.search, self.best
+        if search.objective is None and len(self.fitting) > 1:
+            cross(self.fitting, search)
+        assert best is not None
+        reach = min(search.ceiling - 1, self.circuit.max_cost)
+        slack, before = reach - best.price.bound, self.reach - best.price.bound
+        if search.done or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
+            return True
+        through = best.circuit.backward(best.price.slots, search.until)
+        small = restrict(best.circuit, through, best.price.max_total(best.circuit, reach), ())
+        if small is None:
+            self.reach = reach
+            return False
+        small.__dict__["max_cost"] = self.circuit.max_cost  # bounds what may be searched, not what is left
+        self.circuit = self.cuts.circuit = small
+        self.reach, self.cuts.rows, self.best = reach, [], None
+        return self._evaluate(self.point)
 
     def _evaluate(self, point: Floats) -> bool:
         """Add the cut of the best solution at a point, offer it, and raise the bound; False if there is no solution."""
@@ -211,9 +257,9 @@ class _Pricing:
         now = at_price(relaxed, point[self.cuts.size :].tolist(), search.until)
         if now.total == np.inf or now.bound > circuit.max_cost:
             return False
-        search.raise_bound(now.bound)
+        search.raise_bound(min(now.bound, self.reach + 1))
         if self.best is None or now.value > self.best.price.value:
-            self.best = WindowPrice(weights, now)
+            self.best = WindowPrice(circuit, weights, now)
             self.point = np.array([*(a for own in weights.values() for a in own), *now.price])
             search.prices = tuple(self.point.tolist())
         if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is needed
@@ -228,13 +274,21 @@ class _Pricing:
                 search.offer(found)
         return True
 
-    def _grow_box(self, target: Floats) -> bool:
-        """Enlarge the box of the prices at its edge, where some solution there uses too much; True if any was."""
+    def _at_edge(self, target: Floats) -> Bools:
+        """The rows whose prices are at the edge of their box, where the last solution uses too much."""
         cuts = self.cuts
         use = np.array(cuts.rows[-1][1 + cuts.size :])
-        at_edge = (target[cuts.size :] >= cuts.box * (1 - 1e-9)) & (use > cuts.capacities)
-        cuts.box[at_edge] *= _GROWTH
-        return bool(at_edge.any())
+        found: Bools = (target[cuts.size :] >= cuts.box * (1 - 1e-9)) & (use > cuts.capacities)
+        return found
+
+    def _has_room(self, rows: Bools) -> bool:
+        """False if some row's least use exceeds its capacity; rows are looked at once, as their prices rise."""
+        for r in np.flatnonzero(rows).tolist():
+            if r not in self.sufficient:
+                if least_use_of(self.circuit, r, self.search.until) > self.cuts.capacities[r]:
+                    return False
+                self.sufficient.add(r)
+        return True
 
 
 def cross(sides: Mapping[bool, tuple[int, ...]], search: Search) -> None:

@@ -137,7 +137,8 @@ class _Search:
         self.best: tuple[Configuration, Stages] | None = None
         self.families: dict[tuple[Row, tuple[Row, ...]], _Family] = {}
         self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
-        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # ns per byte, likewise
+        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
+        self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
         self.plainest: _Family = {}
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
@@ -261,7 +262,10 @@ class _Search:
         candidate.running = True
         self.running.append(work)
         state = replace(candidate.state)  # the bound may be raised before the task is sent
-        prices = state.prices or self.prices.get(candidate.size, ()) if self.has_pipelines else ()
+        prices = state.prices or self.prices.get(candidate.size, ())
+        if not self.has_pipelines:
+            relaxed = work.levels[-1] is Level.RELAXED
+            prices = state.prices_of.get(relaxed) or self.prices_of.get(relaxed, ())
         efforts = tuple(
             Effort(level, work.gap, self.cutoff, self.left(), prices, self._progress(candidate, level))
             for level in work.levels
@@ -413,6 +417,7 @@ class _Search:
         candidate.state, candidate.running = state, False
         self.interrupted |= state.interrupted
         self.prices[candidate.size] = state.prices
+        self.prices_of |= state.prices_of
         if candidate.merged:
             self._share_bound(candidate)
         if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):

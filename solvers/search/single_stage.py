@@ -48,8 +48,8 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
         state.proof = solution.proof
     if relaxed:
         state.relaxed = state.bound
-    elif any(solution.prices):
-        state.prices = solution.prices
+    if any(solution.prices):
+        state.prices_of[relaxed] = solution.prices
     if solution.assignment is None or solution.objective is None:
         return None
     if relaxed:

@@ -58,6 +58,7 @@ class Proved:
     refusal: str = ""  # why a part could not be encoded
     relaxed: int = 0  # single stage: the bound that ignores memory
     has_room: bool = False  # single stage: True if some assignment fits the memory
+    prices_of: dict[bool, tuple[float, ...]] = field(default_factory=dict)  # single stage: by whether memory is ignored
     proof: Proof | None = None  # single stage: of the network that was solved last, by its parts
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those
@@ -69,7 +70,12 @@ class Proved:
             {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.memory_needs.items()}
         )
         return replace(
-            self, known=known, layout_sets={**self.layout_sets}, shared={**self.shared}, tried={**self.tried}
+            self,
+            known=known,
+            layout_sets={**self.layout_sets},
+            shared={**self.shared},
+            tried={**self.tried},
+            prices_of={**self.prices_of},
         )
 
 
