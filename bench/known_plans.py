@@ -88,7 +88,6 @@ def _planned(graph: PCG, machine: Machine, training: Training, fixed: Mapping[st
         bundles=False,
         offload=False,
         overlap=overlap,
-        hide=overlap,
         fix=tuple(fixed.items()),
     )
     return plan_graph(graph, machine, training, space, Budget(executor=Serial()))

@@ -75,9 +75,9 @@ def _compared(case: Case, graph: PCG, machine: Machine, training: Training) -> R
     space = SearchSpace(mesh=case.mesh, micro_batches=case.micro_batches, stages=1)
     limits = Budget(time_limit=SECONDS, gap=GAP)
     try:
-        additive = plan_of_one_stage(graph, machine, training, replace(space, hide=False), limits)
+        additive = plan_of_one_stage(graph, machine, training, replace(space, overlap=False), limits)
         row |= {"additive_s": _seconds(additive), "memory_gib": additive.report["memory_bytes"] / GIB}
-        made = plan_of_one_stage(graph, machine, training, replace(space, hide=True), limits)
+        made = plan_of_one_stage(graph, machine, training, space, limits)
     except PartitaError as error:
         return row | {"why": str(error)}
     report = made.report
@@ -91,8 +91,8 @@ def _seconds(plan: Plan) -> float:
 
 def _hidden(plan: Plan, machine: Machine) -> int | None:
     """The step (ns) of an additive plan if its layers hide traffic; None if it has no room for that."""
-    layers = hiding_layers(plan.graph, classes(plan.graph), SearchSpace(hide=True))
-    price = plan_price(replace(plan, hiding=tuple(layer.name for layer in layers)))
+    layers = hiding_layers(plan.graph, classes(plan.graph), SearchSpace())
+    price = plan_price(replace(plan, overlap=True, hiding=tuple(layer.name for layer in layers)))
     return price.objective_ns if price.memory_bytes <= machine.device.capacity_bytes else None
 
 

@@ -69,8 +69,7 @@ class SearchSpace:
     `stages` of a pipeline (1: no pipeline), `chunks` virtual stages per device, run in the order of `schedule`: a name,
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
-    the price of pipelines; `hide`: the weight traffic of layers is priced as hidden behind kernels. `recompute`: a mode
-    for every segment, or `auto`, the best for each.
+    in its price. `recompute`: a mode for every segment, or `auto`, the best for each.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
     without, whatever the other options say. `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
@@ -120,10 +119,6 @@ class SearchSpace:
             "--overlap/--no-overlap",
         ),
     )
-    hide: bool = field(
-        default=False,
-        metadata=option(bool, "Price the weight traffic of layers as hidden behind their kernels.", "--hide/--no-hide"),
-    )
     recompute: str = field(
         default="auto",
         metadata=option(str, f"Activation checkpointing of layers: {', '.join(RECOMPUTE)}."),
@@ -153,8 +148,6 @@ class SearchSpace:
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
         self._check_joint()
-        if self.hide and not self.overlap:
-            raise PartitaError("--hide prices what a program with --no-overlap does not do; leave one of them out")
         if self.chunks > 1 and self.stages == 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
         assert self.schedules

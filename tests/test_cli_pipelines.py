@@ -110,7 +110,7 @@ def planned(partita: Run, *options: str | Path, code: int = 0) -> dict[str, Any]
         ("--stages 2 --schedule gpipe --recompute selective --dtype float32,mixed-bfloat16 --gap 0.1", True),
         ("--stages 2 --schedule zero-bubble --offload --dtype mixed-bfloat16-bf16grad", True),
         ("--stages 2 --schedule all --gap 0.1", True),
-        ("--schedule zero-bubble", False),
+        ("--schedule zero-bubble --no-overlap", False),
         ("--stages 2 --solver elimination --time-limit 60 --offload --micro-batches 2", True),
     ],
 )

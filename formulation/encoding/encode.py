@@ -28,7 +28,7 @@ the n-th alternative of t is used and the others are not; what is unused costs n
 Bundles give x, s and h inside of parallel branches one more option each, taken together (`Bundles`); a branch off the
 slowest coordinate then costs nothing.
 
-If the space has `hide`, a layer's kernels and weight traffic are streams of windows (`Windows`): the longer counts.
+If the space has `overlap`, a layer's kernels and weight traffic are streams of windows (`Windows`): the longer counts.
 
 A new kind of decision is a new `EncodingPass` in `passes/in_order.py`.
 """

@@ -20,6 +20,6 @@ from .recomputable_segments import recomputable_segments
 def hiding_layers(pcg: PCG, classes: Classes, space: SearchSpace) -> tuple[Segment, ...]:
     """The layers of a graph that are priced as hiding the traffic of their weights: all but the first.
 
-    None unless the space has `hide`, nor in a graph with parallel branches, of which only the slowest counts.
+    None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts.
     """
-    return recomputable_segments(pcg, classes)[1:] if space.hide and not find_bundles(pcg) else ()
+    return recomputable_segments(pcg, classes)[1:] if space.overlap and not find_bundles(pcg) else ()

@@ -258,7 +258,9 @@ def test_what_is_said_of_it() -> None:
     names = {event["name"] for event in timeline(told)["traceEvents"]}  # whose durations add up to the step
     assert any(name.endswith("states from host") for name in names) and any("reduce-scatter" in x for x in names)
     graph = plan.parallel_graph()
-    assert sum(work.ns * work.count for node in graph.nodes for work in node.work) == stage_price(plan).objective_ns
+    price = stage_price(plan)
+    work = sum(work.ns * work.count for node in graph.nodes for work in node.work)
+    assert work - price.hidden_ns == price.objective_ns
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_equal_layers_become_one_chain(layers: int) -> None:
 @pytest.mark.parametrize("name", ["mlp", "bert-large", "gpt2", "gpt3-1.3b", "llama-7b", "llama-70b"])
 def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
     module, inputs = load_module(name, small=True)
-    (chain,) = encoded(capture(module, inputs, batch=12)).network.chains
+    (chain,) = encoded(capture(module, inputs, batch=12), overlap=False).network.chains
     layers = len({n for n, _ in module.named_modules() if n.startswith("layers.") and n.count(".") == 1})
     # The first layer may differ (its input needs no gradient), as may the last.
     assert layers - 2 <= len(chain) <= layers
@@ -77,7 +77,7 @@ def test_a_model_of_equal_layers_is_a_chain_of_them(name: str) -> None:
 def test_layers_that_hide_traffic_are_a_chain_without_the_first() -> None:
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
-    (without,), found = encoded(graph).network.chains, encoded(graph, hide=True).network
+    (without,), found = encoded(graph, overlap=False).network.chains, encoded(graph).network
     (chain,) = found.chains
     assert len(chain) == len(without) - 1 and len(found.windows) == 2 * len(chain)
 
@@ -86,7 +86,7 @@ def test_copies_of_weights_that_travel_ahead_are_transient_use() -> None:
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
     for modes in (("none",), ("none", "full", "selective")):
-        plain, hiding = (encoded(graph, hide=hide, recompute=modes).network for hide in (False, True))
+        plain, hiding = (encoded(graph, overlap=o, recompute=modes).network for o in (False, True))
         needed = [max(t[2].max() for t in s.edges.values() if t[2] is not None) for s in hiding.switches if s.has_extra]
         assert len(needed) >= len(hiding.windows) // 2 > 0 and min(needed) > 0
         assert len(plain.switches) == (0 if modes == ("none",) else len(hiding.switches))

@@ -64,11 +64,11 @@ def encoded(pcg: PCG, placement: Placement, modes: tuple[str, ...] = MODES, capa
 
 
 def test_every_segment_has_a_variable_inside_its_copy_of_the_chain() -> None:
-    found = encoded(blocks((64, 64, 64)), PAIR)
-    assert [*found.recompute] == ["layers.0", "layers.1", "layers.2"]
+    found = encoded(blocks((64, 64, 64, 64)), PAIR)
+    assert [*found.recompute] == ["layers.0", "layers.1", "layers.2", "layers.3"]
     (chain,) = found.network.chains
-    assert len(chain) == 3
-    assert [z in copy for z, copy in zip(found.recompute.values(), chain.copies, strict=True)] == [True] * 3
+    _, *alike = found.recompute.values()  # the first layer hides no traffic, so that it is not in the chain
+    assert [z in copy for z, copy in zip(alike, chain.copies, strict=True)] == [True] * 3
     check_network(found.network)
 
 

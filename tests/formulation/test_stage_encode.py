@@ -10,6 +10,7 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encoding import Encoding
+from partita.formulation.encoding.overlap import hiding_layers
 from partita.formulation.encoding.shared_tables import SharedTables
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.network.network_file import network_json
@@ -64,13 +65,14 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
     for first in range(0, len(boundaries(pcg)) - every, every):
         part, (overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
         found = encoded(part, in_flight=2, shared=shared, recompute=MODES, overlap=overlap, delays_messages=delays)
+        hiding = tuple(layer.name for layer in hiding_layers(found.pcg, found.classes)) if overlap else ()
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
         for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(
                     part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
-                    transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap,
+                    transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap, hiding=hiding,
                 )  # fmt: skip
                 price = stage_price(plan, delays_messages=delays)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)
@@ -92,11 +94,14 @@ def test_tables_of_other_stages_change_nothing(name: str) -> None:
 
 
 def test_stages_together_cost_what_the_whole_costs() -> None:
-    """Where each tensor that crosses has the layout to which the whole graph converts it, and transfers are free."""
+    """Where each tensor that crosses has the layout to which the whole graph converts it, and transfers are free.
+
+    Without overlap: the first layer of every stage hides nothing.
+    """
     pcg, source = graph("llama-70b"), random.Random(0)
     bounds = boundaries(pcg)
     crossing = {pcg.nodes[i].name: i for b in bounds for i in b.crossing}
-    whole = encoded(pcg, transfer=None)
+    whole = encoded(pcg, transfer=None, overlap=False)
     assignment = drawn(whole, source)
     taken: dict[str, int] = {v.name: o for v, o in zip(whole.network.variables, assignment, strict=True)}
     at = {}
@@ -108,7 +113,7 @@ def test_stages_together_cost_what_the_whole_costs() -> None:
         at[name] = int(table.codes[assignment[hub]])
     total = 0
     for first, last in pairwise(range(len(bounds))):
-        part = encoded(stage(pcg, first, last).graph, transfer=None)
+        part = encoded(stage(pcg, first, last).graph, transfer=None, overlap=False)
         moved = {f"{name} {way}": name for name in crossing for way in ("received", "sent")}
         options = []
         for number, variable in enumerate(part.network.variables):

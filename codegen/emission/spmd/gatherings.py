@@ -6,7 +6,7 @@ Where a plan overlaps, such a message leaves while the layer before computes (`t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ....formulation.weights.storage import BUCKET_BYTES, prefetched_copies
+from ....formulation.weights.storage import BUCKET_BYTES
 from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS, ITEMSIZE
 from ....model.graph.layout import Action, Layout
@@ -17,7 +17,6 @@ from ....model.machine.precision import precision
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ...plan.routes import route
-from ...pricing.stage_price import stage_price
 from ..common.conversions import TakenApart, local_part, taken_apart
 from ..common.text import shape_text, wrap
 
@@ -126,24 +125,9 @@ _Wanted = tuple[
 
 @once_per_plan
 def travels_ahead(plan: Plan) -> bool:
-    """True if the program of a plan gathers some weights ahead of their use, and a device has room for the copies."""
+    """True if the program of a plan gathers some weights ahead of their use: its price counts the copies."""
     everything = frozenset(range(len(plan.graph.nodes)))
-    gathered = any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
-    return plan.overlap and gathered and (bool(plan.hiding) or _has_room(plan))
-
-
-COPIES = prefetched_copies(trainable=True, regathered=True, recomputed=False)
-
-
-def _has_room(plan: Plan) -> bool:
-    """True if a device has room for copies of the weights of any layer; prices count them where layers hide traffic."""
-    everything, places = frozenset(range(len(plan.graph.nodes))), _places(plan)
-    held: dict[object, int] = {}
-    for index in plan.graph.of("parameter"):
-        if _gathered(plan, index, everything):
-            place = next((places[c] for c in plan.graph.consumers[index] if c in places), None)
-            held[place] = held.get(place, 0) + _bytes(plan, (), index)
-    return stage_price(plan).memory_bytes + COPIES * max(held.values()) <= plan.machine.device.capacity_bytes
+    return bool(plan.hiding) and any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
 
 
 def _gathered(
