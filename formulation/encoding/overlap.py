@@ -17,9 +17,10 @@ from ..strategies.tensor_classes import Classes
 from .recomputable_segments import recomputable_segments
 
 
-def hiding_layers(pcg: PCG, classes: Classes, space: SearchSpace) -> tuple[Segment, ...]:
+def hiding_layers(pcg: PCG, classes: Classes, space: SearchSpace, first: bool = False) -> tuple[Segment, ...]:
     """The layers of a graph that are priced as hiding the traffic of their weights: all but the first.
 
     None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts.
+    `first`: the first layer too, as where the graph is part of a larger one.
     """
-    return recomputable_segments(pcg, classes)[1:] if space.overlap and not find_bundles(pcg) else ()
+    return recomputable_segments(pcg, classes)[not first :] if space.overlap and not find_bundles(pcg) else ()

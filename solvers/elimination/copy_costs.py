@@ -76,7 +76,10 @@ def raise_copies(
     cuts, sides = list(found.cuts), dict[bool, tuple[int, ...]]()
     best, center, starts = -np.inf, np.array(price), dict[int, Floats]()
     for _ in range(_PRICES):
-        copies = _CopyCosts(circuit, circuit.exact_price(price), found.weights, search, reach, groups, interval, starts)
+        rows = circuit.exact_price(price)
+        copies = _CopyCosts(
+            circuit, rows, found.weights, search, reach, groups=groups, interval=interval, starts=starts
+        )
         value, assignment = copies.solved(until) if any(copies.worth) else (0.0, None)
         if assignment is None or search.done:
             return

@@ -31,6 +31,7 @@ from ...formulation.network.network import (
     evaluate,
     extras,
     streams_by_part,
+    window_terms,
 )
 from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Search, Solution, Status, TooManyError
 from .circuit import Circuit
@@ -45,7 +46,7 @@ from .transient_relaxation import Groups, groups_of, relax_transient, unrelaxed,
 from .window_relaxation import Cuts, Weights, WindowPrice, price_windows, weighted
 
 _DONE = "proved by prices"
-_MOST = 256  # the sum of the weights of a window's streams, of which all but the first have one
+_MOST = 1 << 12  # the sum of the weights of a window's streams, of which all but the first have one
 _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _NEAR = 1 / 32  # of the bound: the first slack in which copies are raised
@@ -85,13 +86,22 @@ def has_maxima(network: Network) -> bool:
 
 
 def without_windows(network: Network) -> Network:
-    """A network without windows that bounds one with windows: the first stream of each has nearly all the weight."""
+    """A network without windows that bounds one with windows: the first stream of each has nearly all the weight.
+
+    All of it where there is no other.
+    """
+    if not network.windows:
+        return network
+    idle = {w: not any(table[1:].any() for _, table in terms) for w, terms in enumerate(window_terms(network))}
     known: dict[tuple[int, ...], Table] = {}  # equal layers share tables
 
     def added(table: Table, parts: WindowStreams) -> Table:
-        key = id(table), *(id(streams) for _, streams in parts)
+        key = id(table), *(x for w, streams in parts for x in (id(streams), idle[w]))
         if key not in known:
-            means = ((streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST for _, streams in parts)
+            means = (
+                streams[0] if idle[w] else (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
+                for w, streams in parts
+            )
             known[key] = np.where(table >= INFINITE, INFINITE, sum(means, table))
         return known[key]
 
@@ -115,7 +125,7 @@ def without_windows(network: Network) -> Network:
 
 def plainest(network: Network) -> Network:
     """A network without windows and transient use that bounds one with them."""
-    network = without_windows(network) if network.windows else network
+    network = without_windows(network)
     return without_extras(network) if has_extras(network) else network
 
 

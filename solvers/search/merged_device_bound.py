@@ -49,12 +49,15 @@ class MergedDeviceBound(PartNetworks):
         """The bound of a part; its solution is none of a real placement."""
         return replace(super().solve(i, j, query, effort), objective=None, assignment=None)
 
-    def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
+    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False) -> Encoding:
         own = self.configuration
         q, kept = self.pipeline.problem, in_flight or own.in_flight(0)
         modes = own.modes(q.space.modes if in_flight else q.fastest)
         stage = StageContext(
-            kept, weight_versions=own.weight_versions, deferred_weight_gradients=own.deferred_weight_gradients
+            kept,
+            weight_versions=own.weight_versions,
+            deferred_weight_gradients=own.deferred_weight_gradients,
+            inside=inside,
         )
         return _encoding(self.pipeline, self.merged, own.micro_batches, (i, j), modes, stage)
 

@@ -28,6 +28,7 @@ from ...model.errors import PartitaError
 from ...model.graph.layout import Layout, P
 from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
+from ..elimination.transient_memory import without_windows
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
@@ -43,8 +44,13 @@ Choices: TypeAlias = tuple[int, tuple[Layout | None, ...]]
 
 
 @lru_cache(maxsize=6)
-def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int) -> Encoding:
-    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit)."""
+def encoding(
+    pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int, inside: bool = False
+) -> Encoding:
+    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit).
+
+    `inside`: for bounds on what it costs inside a larger part.
+    """
     q, row = pipeline.problem, configuration.row
     if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
         return q.encoding(configuration.placement, configuration.micro_batches, fast=in_flight == 0)
@@ -64,6 +70,7 @@ def encoding(pipeline: PipelineProblem, configuration: Configuration, i: int, j:
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             delays_messages=configuration.schedule.delays_messages,
+            inside=inside,
             shared=_tables(pipeline, configuration),
         ),
     )
@@ -125,21 +132,21 @@ class PartNetworks:
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
         return self.pipeline.shared(i, j)
 
-    def encoding(self, i: int, j: int, in_flight: int) -> Encoding:
-        return encoding(self.pipeline, self.configuration, i, j, in_flight)
+    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False) -> Encoding:
+        return encoding(self.pipeline, self.configuration, i, j, in_flight, inside)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """Solve a part; if memory is ignored, only for a bound on every part that contains it."""
+        whole, bounded = (i, j) == (0, self.pipeline.count - 1), effort.level is Level.BOUNDED
         try:
-            found = self.encoding(i, j, query.in_flight)
+            found = self.encoding(i, j, query.in_flight, inside=not whole and (bounded or not query.in_flight))
         except PartitaError as refusal:  # a tensor cannot be split so finely
             return PartAnswer(INFINITE, refusal=str(refusal))
-        variables, whole = _Variables(found, tuple(self.pipeline.weights)), (i, j) == (0, self.pipeline.count - 1)
+        variables = _Variables(found, tuple(self.pipeline.weights))
         within = found.network if whole else self._inside(found, variables, i, j)
         if query.in_flight == 0:
             bound = self._solved(without_limit(within), effort).bound
             return PartAnswer(bound, inside=bound)
-        bounded = effort.level is Level.BOUNDED
         network = self._in_share(within if bounded else variables.restricted(query))
         solution = self._solved(network, effort)
         prices = tuple(p * self.merged for p in solution.prices if any(solution.prices))
@@ -181,11 +188,12 @@ class PartNetworks:
     def _inside(self, found: Encoding, variables: _Variables, i: int, j: int) -> Network:
         """The network of a part inside a larger one: ends in any layout, free transfers.
 
-        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself.
+        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. A cut
+        may divide a window, whose longest stream is at least any weighted sum of the streams: such sums add up.
         """
         shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}
-        return replace(_without(found.network, cost=shared | sent, own=ends), constant=0)
+        return without_windows(replace(_without(found.network, cost=shared | sent, own=ends), constant=0))
 
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
         """Lower bound on the memory that a part adds to any part that contains it; 0 if it cannot be encoded."""

@@ -16,6 +16,7 @@ from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.network.network_file import network_json
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import of_rows
+from partita.formulation.search_space import EVERYTHING
 from partita.formulation.strategies.transitions import space
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -65,7 +66,7 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
     for first in range(0, len(boundaries(pcg)) - every, every):
         part, (overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
         found = encoded(part, in_flight=2, shared=shared, recompute=MODES, overlap=overlap, delays_messages=delays)
-        hiding = tuple(layer.name for layer in hiding_layers(found.pcg, found.classes)) if overlap else ()
+        hiding = tuple(layer.name for layer in hiding_layers(found.pcg, found.classes, EVERYTHING)) if overlap else ()
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
         for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)

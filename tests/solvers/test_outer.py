@@ -20,7 +20,7 @@ from torch import nn
 import partita
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
-from partita.formulation.network.network import INFINITE
+from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.pipeline.configuration import (
     Configuration,
     rows,
@@ -31,16 +31,19 @@ from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import distinct, placements
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
+from partita.model.capture.load import load_module
 from partita.model.graph.batch import with_batch
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine, stage_machine
 from partita.model.training import Training
+from partita.solvers.elimination.transient_memory import without_windows
 from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import Limits, Progress, Status, solver
 from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.merged_device_bound import MergedDeviceBound
+from partita.solvers.search.part_bounds import ANY, Query
 from partita.solvers.search.part_networks import PartNetworks
 from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.planning_problem import PlanningProblem
@@ -325,6 +328,33 @@ def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
                 search_cuts(MergedDeviceBound(whole, own, backend), own, bounds, INFINITE, Effort(level))
             found = search_cuts(PartNetworks(whole, own, backend), own, plans, INFINITE, Effort(Level.CLOSED))
             assert 0 < bounds.bound <= (INFINITE if found is None else found.objective), (own, bounds.bound)
+
+
+def test_what_parts_cost_inside_adds_up_to_no_more_than_the_whole() -> None:
+    """Wherever a layer is cut: alone a first layer hides no traffic, and a divided one less than the whole."""
+    graph = capture(*load_module("gpt2", small=True), batch=8)
+    machine = Machine.adhoc((2, 4))
+    training = Training(8, "float32", "sgd")
+    own = Configuration((1, 4), ((2, 1),), 2)
+    space = SearchSpace(recompute="none", bundles=False)
+    places = tuple(placements(machine.hierarchy))
+    pipeline = PipelineProblem(PlanningProblem(graph, machine, training, places, (2,), space))
+    parts = PartNetworks(pipeline, own, solver("auto"))
+    count, shared = pipeline.count, (ANY,) * len(pipeline.weights)
+    inside = [parts.solve(i, i + 1, Query(0), Effort(Level.RELAXED)).inside for i in range(count - 1)]
+    for i, j in combinations(range(count), 2):
+        if (i, j) != (0, count - 1):
+            whole = parts.solve(i, j, Query(1, shared=shared), Effort(Level.CLOSED))
+            assert whole.objective is not None and sum(inside[i:j]) <= whole.objective
+    alone, hiding = (parts.encoding(1, 2, 1, inside=hides).network for hides in (False, True))
+    assert not alone.windows and hiding.windows  # where the first layer of a part hides traffic, it costs less
+    rng, less = np.random.default_rng(0), 0
+    for _ in range(200):
+        some = [int(rng.choice(np.flatnonzero(v.cost < INFINITE))) for v in alone.variables]
+        costs = [evaluate(network, some).cost for network in (without_windows(hiding), hiding, alone)]
+        assert costs == sorted(costs)
+        less += costs[1] < costs[2] < INFINITE
+    assert less
 
 
 class Gated(nn.Module):

@@ -188,6 +188,29 @@ def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples
     agree()
 
 
+def test_no_bound_of_prices_copies_and_branching_is_above_the_optimum(make_network, truth, monkeypatch) -> None:
+    """Without the lists that close small networks; in half of them memory binds, and transient use."""
+    monkeypatch.setattr(transient_memory, "_list", lambda search, *_: search.finish())
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 10**6))
+    def bounded(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        network = found(make_network, seed, 2 if rng.random() < 0.7 else None)
+        best = truth(network)
+        cutoff = None if best is None or rng.random() < 0.5 else best + int(rng.integers(-3, 20))
+        limits = Limits(cutoff=cutoff, gap=float(rng.choice([0, 0.01, 0.1])), quick=bool(rng.random() < 0.3))
+        answer = solver("elimination").solve(network, limits)
+        if best is None:
+            assert answer.objective is None
+        elif answer.status is Status.INFEASIBLE:
+            assert cutoff is not None and limits.ceiling(None) <= best
+        else:
+            assert answer.bound <= best <= (answer.objective or INFINITE)
+
+    bounded()
+
+
 @pytest.mark.parametrize("name", ["auto", "cpsat", "milp", "smt"])
 def test_windows_of_wide_networks_are_bounded_and_small_ones_closed(make_network, truth, monkeypatch, name) -> None:
     def wide(network: Network) -> None:
