@@ -42,9 +42,9 @@ COUNT, SMALL_COUNT = 200, 4
 MOST_RANKS = 8
 STEPS = 2
 DELAY = 0.003
-DRAWS = 8
+DRAWS = 4
 """Flags drawn for a case at most; then it has none."""
-SECONDS, GAP = 30.0, 0.1
+SECONDS, GAP = 8.0, 0.5
 """Limits of a search: any plan will do."""
 TIMEOUT = 120.0
 """Seconds for a program to train."""
