@@ -1,11 +1,10 @@
 """Programs of random plans, trained beside their modules by ranks that are late at random.
 
-Random small modules on two to eight devices (`random_modules`, `forced`), some with dropout, planned with what hides
-priced and with random flags. Then is drawn how each weight is stored, whether its states and gradients are sharded,
-whether it is gathered again, and the dtype. The program trains twice, every rank a thread: as fast as it can, and with
-sleeps of up to `DELAY` seconds before collectives. Losses, gradients and weights must be those of the module, both
-times the same to the last bit. Flags that give no plan are `refused`, and others drawn. Failures are told with a Python
-snippet that shows them again.
+Random small modules on two to eight devices (`random_modules`, `forced`), some with dropout, planned with random flags.
+Then is drawn how each weight is stored, whether its states and gradients are sharded, whether it is gathered again, and
+the dtype. The program trains twice, every rank a thread: as fast as it can, and with sleeps of up to `DELAY` seconds
+before collectives. Losses, gradients and weights must be those of the module, both times the same to the last bit.
+Flags that give no plan are `refused`, and others drawn. Failures are told with a Python snippet that shows them again.
 """
 
 import tempfile
@@ -99,7 +98,7 @@ class Program:
 
     def _plan(self, flags: Flags, machine: Machine, seconds: float | None = SECONDS) -> Plan:
         budget = Budget(time_limit=seconds, gap=GAP, executor=Serial())
-        return plan_graph(self.case.graph, machine, Training(self.case.batch), space_of(**flags, hide=True), budget)
+        return plan_graph(self.case.graph, machine, Training(self.case.batch), space_of(**flags), budget)
 
     def verdicts(self, plan: Plan) -> list[dict[str, Any]]:
         """What `verify` says without delays and with them."""
