@@ -47,6 +47,8 @@ SECONDS, GAP = 8.0, 0.5
 """Limits of a search: any plan will do."""
 TIMEOUT = 120.0
 """Seconds for a program to train."""
+RECOMPUTED = 0.3
+"""How often layers must be recomputed."""
 DTYPES = ("float32", "mixed-float16", "mixed-bfloat16", "mixed-bfloat16-fp32grad", "mixed-bfloat16-bf16grad")
 ERRORS = ("loss_error", "gradient_error", "weight_error")
 
@@ -83,6 +85,8 @@ class Program:
             flags = random_flags(rng, case)
             if "schedule" in flags:
                 flags["schedule"] = rng.choice(schedule_names())
+            if rng.random() < RECOMPUTED:
+                flags["recompute"] = rng.choice(("full", "selective"))
             try:
                 plan = self._plan(flags, case.ample)
                 break
