@@ -70,9 +70,10 @@ class BenchOptions:
     parts: bool | None = field(
         default=None, metadata=option(bool, "For solvers: networks of growing size, whole and split into parts.")
     )
-    count: int | None = field(default=None, metadata=option(int, "For forced: how many plans.", minimum=1))
+    count: int | None = field(default=None, metadata=option(int, "For forced and programs: how many plans.", minimum=1))
     seed: int | None = field(
-        default=None, metadata=option(int, "For forced: the first case; for models: the seed of the sample.", minimum=0)
+        default=None,
+        metadata=option(int, "For forced and programs: the first case; for models: the seed of the sample.", minimum=0),
     )
     sample: int | None = field(
         default=None, metadata=option(int, "For models: how many architectures of transformers, at random.", minimum=1)

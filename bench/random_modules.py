@@ -28,7 +28,7 @@ class Net(nn.Module):
 
     embedding COUNT WIDTH, linear IN OUT, residual WIDTH HIDDEN, shared WIDTH (one matrix, twice), branches JOIN IN
     OUT... (JOIN: add or cat), attention WIDTH HEADS, norm WIDTH, convolution IN OUT, pool, tied (logits by the
-    embedding).
+    embedding), dropout P.
     """
 
     def __init__(self, *blocks: Block) -> None:
@@ -66,6 +66,8 @@ def _modules(kind: str, *sizes: Any) -> list[nn.Module]:
             return [nn.LayerNorm(width)]
         case "convolution", channels, out:
             return [nn.Conv2d(channels, out, 3, padding=1)]
+        case "dropout", p:
+            return [nn.Dropout(p)]
         case ("pool" | "tied",):
             return []
     raise AssertionError((kind, sizes))

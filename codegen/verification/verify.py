@@ -232,14 +232,19 @@ def trial(
 # Running and judging
 
 
-def run(trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0) -> list[dict[str, Any]]:
-    """A verdict for every trial; `timeout` in seconds is for each start of processes or threads."""
+def run(
+    trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0, delay: float = 0.0
+) -> list[dict[str, Any]]:
+    """A verdict for every trial; `timeout` in seconds is for each start of processes or threads.
+
+    Ranks that are threads sleep up to `delay` seconds, at random, before each collective.
+    """
     if level not in LEVELS:
         raise PartitaError(f"level {level!r}: choose from {', '.join(LEVELS)}")
     found: dict[int, Outcome | Exception] = {}
     if level == "threads":
         for number, each in enumerate(trials):
-            found[number] = _in_threads(each, timeout)
+            found[number] = _in_threads(each, timeout, delay=delay)
     waiting = [n for n in range(len(trials)) if n not in found]
     while waiting:
         # A failure ends the processes: the trials after it need new ones.
@@ -270,7 +275,9 @@ def _with_native(verdict: dict[str, Any], each: Trial, timeout: float) -> dict[s
     return verdict
 
 
-def _in_threads(each: Trial, timeout: float, change: Callable[[ModuleType], None] | None = None) -> Outcome | Exception:
+def _in_threads(
+    each: Trial, timeout: float, change: Callable[[ModuleType], None] | None = None, delay: float = 0.0
+) -> Outcome | Exception:
     """Run the ranks as threads; `change` is given the program before."""
     program = load_program(each.path)
     if change is not None:
@@ -283,6 +290,7 @@ def _in_threads(each: Trial, timeout: float, change: Callable[[ModuleType], None
                 ),
                 each.ranks,
                 timeout=timeout,
+                delay=delay,
             )
     except (RankError, Deadlock) as failure:
         return failure

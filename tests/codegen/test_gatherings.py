@@ -21,7 +21,7 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import Outcome, load_program, train
-from partita.formulation.placement.placement import Placement
+from partita.formulation.placement.placement import Placement, of_rows
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import B, Layout, S
@@ -86,6 +86,15 @@ def sharded(graph: PCG, sizes: tuple[int, ...], *over: int, regather: bool = Tru
     return Plan(graph, machine, placement, 1, chosen, "float64", "adamw", hiding=hiding)
 
 
+def over_levels(plan: Plan) -> Plan:
+    """The plan on two nodes of two devices: one axis over both, whose collectives take two steps."""
+    base = Machine.adhoc((2, 2))
+    node, device = base.levels
+    levels = (replace(node, latency_ns=0.1, bandwidth=node.bandwidth / 20), replace(device, latency_ns=0.1))
+    machine = replace(base, levels=levels, device=replace(base.device, launch_ns=0.1))
+    return replace(plan, machine=machine, placement=of_rows([(2, 2)]))
+
+
 def recomputed(plan: Plan, *modes: str) -> Plan:
     """The plan with these modes of its layers in turn."""
     names = [segment.name for segment in segments(plan.graph)]
@@ -102,6 +111,8 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "both axes": lambda: sharded(graph_of(8), (2, 2), 0, 1),
     "both axes, kept": lambda: sharded(graph_of(8), (2, 2), 1, 0, regather=False),
     "both axes, recomputed": lambda: recomputed(sharded(graph_of(12), (2, 2), 0, 1), "full", "none", "selective"),
+    "over levels": lambda: over_levels(sharded(graph_of(8), (4,), 0)),
+    "over levels, parts of unequal length": lambda: over_levels(sharded(graph_of(7), (4,), 0, regather=False)),
     "recomputed": lambda: recomputed(sharded(graph_of(8), (2,), 0, regather=False), "full"),
     "some recomputed": lambda: recomputed(sharded(graph_of(8), (2,), 0), "full", "none", "selective"),
 }
@@ -211,6 +222,12 @@ def test_one_message_a_layer_ahead_of_its_use(name: str, gathers: int, tmp_path:
     )
     behind = ["its backward begins" in found[a:b] for a, b in zip(begin, end, strict=True)]
     assert sum(behind) == LAYERS - 1, "a layer's gradients are added up while the layer before goes backward"
+
+
+def test_collectives_of_several_steps_begin_ahead() -> None:
+    text = PLANS["over levels"]().emit()
+    assert "Steps(gather_in_steps(" in text and "Steps(scatter_in_steps(" in text
+    assert '[("all_gather", "node"), ("all_gather", "gpu")]' in text, "the gatherings take two steps"
 
 
 def test_random_plans(judge: Judge) -> None:

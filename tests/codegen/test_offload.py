@@ -34,7 +34,8 @@ from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.constants import held
-from partita.model.graph.layout import B
+from partita.model.graph.dtypes import ITEMSIZE
+from partita.model.graph.layout import Action, B
 from partita.model.graph.pcg import Node
 from partita.model.machine.machine import Machine
 from partita.model.machine.precision import precision
@@ -213,6 +214,29 @@ def test_a_run_keeps_what_is_priced_and_learns(dtype: str, kind: str, tmp_path: 
         assert (found["held"], found["away"]) == (kept, away)
         assert (found["weights"], found["summed"], found["states"]) == dtypes
         assert found["losses"][-1] < found["losses"][0] - 0.1
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("mixed-bfloat16-fp32grad", "bfloat16"), ("mixed-bfloat16", "float32")])
+def test_updated_shares_travel_as_weights_are_stored(dtype: str, kept: str, tmp_path: Path) -> None:
+    """Of 32-bit shares: in 16 bits where the dtype stores weights so. Prices count those bytes."""
+    plan = stored(planned("gpt2", dtype, (4,), 2), "zero-1")
+    program, sent = program_of(plan, tmp_path), set[torch.dtype]()
+    gather = program.gather
+    program.gather = lambda x, dim, axis: sent.add(x.dtype) or gather(x, dim, axis)  # type: ignore[func-returns-value]
+    state, batch = state_of(plan), batch_of(plan)
+
+    def rank(_: int) -> set[torch.dtype]:
+        mesh = program.Mesh()
+        model = program.Model(mesh)
+        program.load(model, state, mesh)
+        optimizer = program.make_optimizer(model, mesh)
+        program.train_step(model, optimizer, batch, mesh, 0)
+        return {p.dtype for bucket in optimizer.buckets for p in bucket.trained()}
+
+    assert run_threads(rank, 4) == [{torch.float32}] * 4 and sent == {getattr(torch, kept)}
+    gathers = [x for x in stage_price(plan).items if x.phase == "update" and x.kind == Action.GATHER.value]
+    assert gathers
+    assert all(x.bytes == plan.graph.nodes[x.node].numel * ITEMSIZE[kept] for x in gathers)
 
 
 def test_gradients_in_shards_are_never_kept_whole(tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def perceptron() -> PCG:
 
 
 def of_all_kinds(hierarchy: tuple[int, ...], machine: Machine, force: Callable[..., Plan]) -> Plan:
-    """A plan in which one axis over the whole machine gathers, scatters and sums."""
+    """A plan in which one axis over the whole machine gathers, scatters and sums, each waited for."""
     for seed in range(100):
         drawn = force(perceptron(), (math.prod(hierarchy),), random.Random(seed))
-        plan = replace(drawn, machine=machine, placement=of_rows([hierarchy]))
+        plan = replace(drawn, machine=machine, placement=of_rows([hierarchy]), overlap=False)
         kinds = {item.kind for item in stage_price(plan).items}
         if {"all-reduce", "reduce-scatter", "all-gather"} <= kinds:
             return plan
@@ -117,6 +117,42 @@ def works(program: Any, name: str, kinds: tuple[str, ...] = KINDS) -> Callable[[
             axis.programs = program.PROGRAMS[name]
 
     return check
+
+
+def works_in_steps(program: Any, name: str, kind: str) -> Callable[[int], None]:
+    """What every rank checks: two sums under way at once, whose steps are taken in turn, under every program."""
+
+    def check(rank: int) -> None:
+        axis = getattr(program.Mesh(), name)
+        for _, steps in axis.programs[kind]:
+            axis.programs = {kind: [(0, steps)]}
+            for size in SIZES:
+                flats = [torch.arange(1.0 * size * axis.size) * (axis.index + k) for k in range(2)]
+                totals = [torch.arange(1.0 * size * axis.size) * sum(range(k, axis.size + k)) for k in range(2)]
+                if kind == "all_reduce":
+                    sums = [program.Steps(program.add_up_in_steps(flat, axis), "gradients") for flat in flats]
+                else:
+                    sums = [program.Steps(program.scatter_in_steps(flat, [axis]), "gradients") for flat in flats]
+                for each in [*sums, *sums]:  # by one step, in turn
+                    each.go_on()
+                made = [each.wait() for each in sums]
+                if kind == "all_reduce":
+                    assert all(map(torch.equal, flats, totals)), (rank, steps, size)
+                else:
+                    mine = [total.chunk(axis.size)[axis.index] for total in totals]
+                    assert all(map(torch.equal, made, mine)), (rank, steps, size)
+        axis.programs = program.PROGRAMS[name]
+
+    return check
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("hierarchy", HIERARCHIES, ids=lambda h: "x".join(map(str, h)))
+def test_every_program_in_steps(hierarchy: tuple[int, ...], sharded: bool, tmp_path: Path) -> None:
+    plan = data_parallel(of_rows([hierarchy]), machine_of(hierarchy), sharded)
+    plan.emit(tmp_path / "program.py")
+    program, (name,) = load_program(tmp_path / "program.py"), plan.axes
+    run_threads(works_in_steps(program, name, "reduce_scatter" if sharded else "all_reduce"), plan.ranks, timeout=60)
 
 
 @pytest.mark.parametrize("latency", [0.01, 1.0])
@@ -172,6 +208,9 @@ def test_programs_that_few_envelopes_have_add_up_too(
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
     run_threads(works(program, plan.axes[0], ("all_reduce",)), plan.ranks, timeout=60)
+    data_parallel(of_rows([hierarchy]), plan.machine, sharded=False).emit(tmp_path / "behind.py")
+    behind = load_program(tmp_path / "behind.py")
+    run_threads(works_in_steps(behind, plan.axes[0], "all_reduce"), plan.ranks, timeout=60)
 
 
 def test_ranks_rest_where_the_program_that_is_paid_says_so(judge: Callable[..., Any], tmp_path: Path) -> None:
@@ -264,10 +303,37 @@ def test_gradients_are_summed_over_all_axes_at_once(
         ]  # fmt: skip
 
 
+def test_sums_take_their_steps_while_backward_goes_on(tmp_path: Path) -> None:
+    """Of four buckets, each summed in three steps: with every gradient another begins, and those before go on."""
+    data_parallel(of_rows([(2, 2)]), machine_of((2, 2), 1e-4), sharded=False).emit(tmp_path / "program.py")
+    program: Any = load_program(tmp_path / "program.py")
+    program.BUCKET = 1
+    begin, found = program.begin_step, [0]
+
+    def begun(*arguments: Any, **options: Any) -> Any:
+        found[-1] += torch.distributed.get_rank() == 0
+        return begin(*arguments, **options)
+
+    program.begin_step = begun
+
+    def rank(number: int) -> None:
+        mesh = program.Mesh()
+        model = program.Model(mesh)
+        optimizer = program.make_optimizer(model, mesh)
+        for w in model.parameters():
+            w.data.fill_(0.1)
+            if number == 0:
+                w.register_post_accumulate_grad_hook(lambda _: found.append(0))
+        program.train_step(model, optimizer, program.synthetic(0), mesh, 0)
+
+    run_threads(rank, 4, timeout=60)
+    assert found == [1, 2, 3, 3, 3], "steps up to each gradient, and after backward"
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_axis_on_one_level_stays_simple(sharded: bool) -> None:
     program = data_parallel(of_rows([(4,)]), machine_of((4,)), sharded).emit()
-    for word in ("PROGRAMS", "programs", "levels", "add_up", "def run", "make_group"):
+    for word in ("PROGRAMS", "programs", "levels", "add_up", "def run", "make_group", "Steps"):
         assert word not in program, word
 
 
@@ -275,8 +341,8 @@ def test_only_what_is_used_is_written() -> None:
     """Sums that are cut and gathered in order need no numbers of levels; long lines are broken."""
     plan = data_parallel(of_rows([(2, 2, 1), (1, 1, 2)]), machine_of((2, 2, 2)), sharded=False)
     program = plan.emit()
-    assert "def add_up" in program
-    for word in ("def order", " of first ", "def gather", "def scatter_sum", "part.group is not None"):
+    assert "def add_up_in_steps" in program
+    for word in ("def order", " of first ", "def gather", "def scatter", "def add_up(", "part.group is not None"):
         assert word not in program, word
     assert max(map(len, program.splitlines())) <= 120
 

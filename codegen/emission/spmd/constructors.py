@@ -158,10 +158,10 @@ def trained(plan: Plan) -> list[int]:
 def reduces_behind(plan: Plan) -> bool:
     """True if gradients are summed over ranks while backward goes on.
 
-    Not where ranks have parallel branches, whose gradients they have at different times, where collectives take several
-    steps, each of which waits for the one before, and in schedule 2bw, whose steps overlap anyway.
+    Not where ranks have parallel branches, whose gradients they have at different times, so that they would call
+    collectives in different orders, and in schedule 2bw, whose steps overlap anyway.
     """
-    if not plan.overlap or plan.schedule.double_buffered or any(group.programs for group in axis_groups(plan)):
+    if not plan.overlap or plan.schedule.double_buffered:
         return False
     if any(choice.beside or choice.joins for stage in plan.stages for choice in stage.choices):
         return False

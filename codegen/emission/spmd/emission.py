@@ -28,6 +28,7 @@ class Collectives:
     resting: bool  # some ranks take no part in some step
     disordered: bool  # some all-reduce leaves its chunks in another order
     primitives: frozenset[str]
+    in_steps: frozenset[str]  # those that take several steps behind what is computed
     uneven: bool  # some parts are of unequal size
 
 
@@ -155,15 +156,15 @@ class Emission:
 
     @cached_property
     def collectives(self) -> Collectives:
-        used, sharded = self.used, self.synchronization.sharded
-        primitives = set(used.primitives)
+        used, sharded, behind = self.used, self.synchronization.sharded, self.synchronization.behind
+        primitives, in_steps = set(used.primitives), self._in_steps
         if sharded or "positions" in used.helpers or "pad" in primitives:
             primitives |= {"cut"}
         if sharded:
-            primitives |= {"gather", "scatter_sum"} if self.programs or self.synchronization.scattered else {"gather"}
-        if used.gathers and (self.programs or used.several_axes):
-            primitives |= {"gather", "scatter_sum"}
-        if self.programs and (self.synchronization.reduced or "all_reduce" in primitives):
+            primitives |= {"gather"}
+        if sharded and not behind and (self.programs or self.synchronization.scattered):
+            primitives |= {"scatter_sum"}
+        if self.programs and ((self.synchronization.reduced and not behind) or "all_reduce" in primitives):
             primitives |= {"add_up"}
         kinds = {"gather": "all_gather", "scatter_sum": "reduce_scatter", "add_up": "all_reduce"}
         steps = all_steps(self.groups)
@@ -171,7 +172,7 @@ class Emission:
         return Collectives(
             programs=bool(self.programs),
             collectives=frozenset(
-                {kinds[name] for name in primitives & kinds.keys()}
+                {kinds[name] for name in (primitives | in_steps) & kinds.keys()}
                 | {step.collective.value for step in steps}
                 | ({"all_gather", "reduce_scatter"} if used.gathers else set())
                 | ({"reduce_scatter"} if sharded else set())
@@ -179,8 +180,20 @@ class Emission:
             resting=tied or any(step.zero for step in steps) or any(group.among for group in self.groups),
             disordered=disordered(self.groups),
             primitives=frozenset(primitives),
+            in_steps=in_steps,
             uneven=used.uneven or any(map(_uneven_weights, self.stages)),
         )
+
+    @property
+    def _in_steps(self) -> frozenset[str]:
+        """The primitives that run behind others, of which some take several steps."""
+        found, states = set[str](), self.synchronization
+        if self.used.gathers and (self.programs or self.used.several_axes):
+            found |= {"gather", "scatter_sum"}
+        if self.programs and states.behind:
+            found |= {"scatter_sum"} if states.sharded else set()
+            found |= {"add_up"} if states.reduced else set()
+        return frozenset(found)
 
 
 def _synchronized(plan: Plan, index: int) -> str:

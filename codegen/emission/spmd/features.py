@@ -42,6 +42,11 @@ def _collectives(e: Emission) -> Context | None:
     return vars(e.collectives) if e.collectives.primitives or e.collectives.collectives else None
 
 
+def _steps(e: Emission) -> Context | None:
+    """Collectives in several steps behind what is computed."""
+    return vars(e.collectives) if e.collectives.in_steps else None
+
+
 def _conversions(e: Emission) -> Context | None:
     """Functions that convert between layouts, with their gradients."""
     functions = [found.code(e.collectives.uneven) for _, found in sorted(e.used.conversions.items())]
@@ -354,6 +359,7 @@ def _tied(e: Emission) -> bool:
 FEATURES: tuple[Feature[Emission], ...] = (
     Feature("mesh.jinja", _mesh, constants=lambda e: e.programs),
     Feature("collectives.jinja", _collectives),
+    Feature("steps.jinja", _steps, imports=lambda _: ["from functools import cache"]),
     Feature("conversions.jinja", _conversions),
     Feature("helpers.jinja", _helpers, imports=_helper_imports),
     Feature("gathering.jinja", _gathering, imports=_gathering_imports),
