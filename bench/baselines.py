@@ -4,13 +4,13 @@ Both train in the same four gloo processes, on this computer, in turn: the same 
 (PyTorch's in its fused form), clipping, float32, one thread a rank. Both return the mean loss over the whole batch, and
 without dropout the losses of the first steps must agree. A row's `ratio` is that of the medians of five runs each;
 `spread` says how far runs are apart, (longest - shortest) / median, of the side where that is more. In compiled cases
-the layers of both are compiled, one by one. What cannot be run has no ratio, and `why` says what went wrong;
-`worst_ratio` is of all that could.
+the layers of both are compiled, one by one, ours as `--compile` does it. What cannot be run has no ratio, and `why`
+says what went wrong; `worst_ratio` is of all that could.
 """
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,7 +88,8 @@ def measure(case: Case) -> Row:
 def _compared(case: Case) -> Row:
     with tempfile.TemporaryDirectory(prefix="partita-baselines-") as name:
         folder = Path(name)
-        planned(case.model, case.plan, Machine.load("cpu", nodes=case.ranks), case.samples).emit(folder / "program.py")
+        plan = planned(case.model, case.plan, Machine.load("cpu", nodes=case.ranks), case.samples)
+        replace(plan, compile=case.compiled).emit(folder / "program.py")
         forms: list[dict[str, Any]] = [{"program": "program.py"}, {"rival": RIVALS[case.plan]}]
         forms = [form | {"compiled": case.compiled} for form in forms]
         job = Job(case.model, case.samples, forms, case.rounds, case.steps).write(folder)

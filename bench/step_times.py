@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from ..codegen.verification.reference import state_of
-from ..codegen.verification.worker import load_program
-from .rivals import Step, layers_of, rival_step
+from ..codegen.verification.worker import compile_blocks, load_program
+from .rivals import Step, rival_step
 from .step_models import MODELS, StepModel
 
 JOB, RESULT, ALONE = "job.json", "times.json", "alone.{}.json"
@@ -35,7 +35,8 @@ CHECKED = 3
 class Job:
     """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
 
-    `alone`: a program for one rank on its share of the samples, which every rank times first, in so many `steps`.
+    A program is `compiled` if its plan is. `alone`: a program for one rank on its share of the samples, which every
+    rank times first, in so many `steps`.
     """
 
     model: str
@@ -116,8 +117,7 @@ def _step(folder: Path, model: StepModel, samples: int, form: Mapping[str, Any])
     own = program.Model(mesh)
     program.load(own, state_of(model.module()), mesh)
     if compiled:
-        for layer in layers_of(own):
-            layer.compile()
+        compile_blocks(program, own)
     optimizer, batch = program.make_optimizer(own, mesh), model.batch(samples)
     return lambda number: program.train_step(own, optimizer, batch, mesh, number)
 

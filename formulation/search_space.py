@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
-from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_names
+from .pipeline.schedule import ONE_F_ONE_B, check_compiled, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class SearchSpace:
     `stages` of a pipeline (1: no pipeline), `chunks` virtual stages per device, run in the order of `schedule`: a name,
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
-    in its price. `recompute`: a mode for every segment, or `auto`, the best for each.
+    in its price. `compile`: the program compiles its blocks, and the kernels of layers are priced as fused.
+    `recompute`: a mode for every segment, or `auto`, the best for each.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
     without, whatever the other options say. `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
@@ -119,6 +120,12 @@ class SearchSpace:
             "--overlap/--no-overlap",
         ),
     )
+    compile: bool = field(
+        default=False,
+        metadata=option(
+            bool, "Compile the program's blocks by torch.compile, and price them so.", "--compile/--no-compile"
+        ),
+    )
     recompute: str = field(
         default="auto",
         metadata=option(str, f"Activation checkpointing of layers: {', '.join(RECOMPUTE)}."),
@@ -148,6 +155,8 @@ class SearchSpace:
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
         self._check_joint()
+        if self.compile:
+            self._check_compiled()
         if self.chunks > 1 and self.stages == 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
         assert self.schedules
@@ -155,6 +164,15 @@ class SearchSpace:
         for name, strategy in self.fix:
             if fixed.setdefault(name, strategy) != strategy:
                 raise PartitaError(f"--fix {name}: both {fixed[name]!r} and {strategy!r}")
+
+    def _check_compiled(self) -> None:
+        """PartitaError: options for which blocks cannot be compiled."""
+        if self.rules:
+            raise PartitaError("--compile: what fuses in rewritten graphs is not priced; leave out --rewrite")
+        if self.recompute == "selective":
+            raise PartitaError("--compile: a compiled layer is recomputed whole; give --recompute full, none or auto")
+        for name, _ in self.schedules:
+            check_compiled(schedule_named(name))
 
     def _check_joint(self) -> None:
         """PartitaError: unknown or repeated names, or options that leave no placement to choose."""
@@ -176,8 +194,8 @@ class SearchSpace:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The recomputation modes among which each segment's is chosen."""
-        return RECOMPUTE[self.recompute]
+        """The recomputation modes among which each segment's is chosen; compiled ones are recomputed whole."""
+        return tuple(mode for mode in RECOMPUTE[self.recompute] if mode != "selective" or not self.compile)
 
     @property
     def fixed(self) -> Mapping[str, tuple[str, ...]]:

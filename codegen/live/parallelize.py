@@ -7,6 +7,7 @@ parts of them, under their own names, and a call of the module runs the program.
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from dataclasses import replace
 from types import ModuleType
@@ -150,6 +151,8 @@ def _program(plan: Plan) -> ModuleType:
     """
     program = ModuleType(f"partita_live_{next(_numbers)}")
     program.__file__ = f"{program.__name__}.py"
+    if plan.compile:  # which imports what it compiles
+        sys.modules[program.__name__] = program
     exec(compile(plan.emit(), program.__file__, "exec"), program.__dict__)
 
     def refuse(why: str) -> NoReturn:

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, innermost, inside
+from ...formulation.pipeline.schedule import check_compiled
 from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row
@@ -111,6 +112,8 @@ def _check_segments(plan: Plan) -> None:
     for name, mode in plan.recompute.items():
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
+        if mode == "selective" and plan.compile:
+            raise PartitaError(f"segment {name!r}: a compiled layer is recomputed whole, in mode full, not selective")
         if any(plan.choices[i].beside or i in plan.joined for i in known[name]):
             raise PartitaError(f"segment {name!r} contains parallel branches, which cannot be recomputed")
 
@@ -251,12 +254,14 @@ def check_pipeline(plan: PipelinePlan) -> None:
         where = f"stage {number}"
         if part.machine != machine:
             raise PartitaError(f"{where} is planned for {part.machine.name}, not for its part of {plan.machine.name}")
-        for name in ("placement", "micro_batches", "dtype", "optimizer", "overlap"):
+        for name in ("placement", "micro_batches", "dtype", "optimizer", "overlap", "compile"):
             here, there = getattr(part, name), getattr(first, name)
             if here != there:
                 raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")
         _check_graph(plan, number)
     schedule, micro_batches = plan.schedule, first.micro_batches
+    if first.compile:
+        check_compiled(schedule)
     schedule.orders(size, plan.chunks, micro_batches)  # raises if there are none
     if not schedule.runs(size, micro_batches):
         raise PartitaError(

@@ -51,8 +51,8 @@ class Plan:
     says how weights begin. `recompute` names the segments (`model.graph.segments`) whose forward runs once more before
     their backward: `full` or `selective`. `names` are those of the axes, where stages share them; not saved either. Of
     a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a
-    message to the next stage. With `overlap` the program communicates while it
-    computes; `hiding` names the layers that are priced so.
+    message to the next stage. With `overlap` the program communicates while it computes; `hiding` names the layers that
+    are priced so. With `compile` it compiles its blocks, and the kernels of layers are priced as fused.
     """
 
     graph: PCG
@@ -72,6 +72,7 @@ class Plan:
     transfer: CollectivePrice | None = None
     overlap: bool = True
     hiding: tuple[str, ...] = ()
+    compile: bool = False
 
     schedule = ONE_F_ONE_B  # no fields here, since a single stage has nothing to order
     chunks = 1
@@ -274,13 +275,14 @@ class PipelinePlan(Plan):
     transfer: CollectivePrice | None = None
     overlap: bool = field(init=False)
     hiding: tuple[str, ...] = ()
+    compile: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", schedule_named(self.schedule))
         check_pipeline(self)
         first = self.stages[0]
-        shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap")}
+        shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile")}
         recompute = {name: mode for stage in self.stages for name, mode in stage.recompute.items()}
         mesh = of_rows((self.row, *first.placement.matrix))
         for name, value in (shared | {"recompute": recompute, "placement": mesh}).items():

@@ -87,6 +87,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "micro_batches": plan.micro_batches,
         "machine": plan.machine.to_json(),
         **({} if plan.overlap else {"overlap": False}),
+        **({"compile": True} if plan.compile else {}),
         **({"initial": plan.initial.to_json()} if plan.initial else {}),
         **(_pipeline_json(plan) if plan.size > 1 else _stage_json(plan)),
         "report": plan.report,
@@ -166,7 +167,7 @@ def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple
         raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
     if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
         raise ValueError(f"bounds {bounds} are not increasing numbers of boundaries")
-    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap") if key in data}
+    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap", "compile") if key in data}
     plans = []
     for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
         with _errors_at(f"stage {place}", prefix=True):
@@ -194,6 +195,7 @@ def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[st
         transfer=_transfer(data["transfer"]) if "transfer" in data else None,
         overlap=_flag(data, "overlap", default=True),
         hiding=tuple(map(str, as_list(data.get("hiding", [])))),
+        compile=_flag(data, "compile", default=False),
     )
 
 

@@ -99,6 +99,7 @@ def _decoded(
             transfer=transfer_price(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
             hiding=tuple(layer.name for layer in hiding_layers(encoding.pcg, encoding.classes, problem.space)),
+            compile=problem.space.compile,
         )
         plans.append(plan)
     if not pipelined:

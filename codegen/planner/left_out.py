@@ -32,6 +32,7 @@ def fixed(space: SearchSpace) -> list[str]:
         f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
         f"recomputation {space.recompute}": space.recompute != "auto",
         "communication that waits": not space.overlap,
+        "compiled blocks": space.compile,
         f"the strategies of {nodes} node{'s' * (nodes != 1)}": nodes > 0,
     }
     return [phrase for phrase, holds in phrases.items() if holds]
@@ -97,6 +98,8 @@ def _rest(
         yield "parallel branches"
     elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
         yield "some parallel branches of rewritten graphs"
+    if problem.space.compile and problem.space.recompute == "auto":
+        yield "selective recomputation"
     if problem.space.modes != ("none",) and _has_rewritten_segments(problem):
         yield "recomputation of rewritten layers"
 

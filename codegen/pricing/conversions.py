@@ -3,6 +3,7 @@
 import math
 from math import prod
 
+from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.tensor_classes import Classes, Use, classes
 from ...formulation.strategies.transitions import Transitions
 from ...model.graph.atoms import atoms
@@ -41,6 +42,7 @@ class Conversions:
         self.transitions = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)
         self.classes: Classes = classes(plan.graph)
+        self.fused = fused_operands(plan.graph) if plan.compile else {}
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}
         self.price, self.bundles = StagePrice(), plan.bundles

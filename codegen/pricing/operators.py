@@ -45,7 +45,7 @@ class OperatorPrices(Conversions):
             return
         sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
-        kernels = entry.kernels(node, sources)
+        kernels = 0 if self.handed(index) else entry.kernels(node, sources)
         forward = self.kernel(work, traffic * entry.moved(node), kernels)
         self.work("compute", node.op, "forward", index, forward, at)
         if self.mode(index) != "none" and not self.keeps_output(index):
@@ -62,11 +62,14 @@ class OperatorPrices(Conversions):
             self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes), at)
 
     def traffic(self, index: int, share: float, output_bytes: int) -> float:
-        """Bytes that one pass of an operator reads and writes; of a table the rows that are looked up."""
+        """Bytes that a pass of an operator reads and writes; of tables the rows looked up, nothing of what is fused."""
         node, choice = self.graph.nodes[index], self.choice(index)
         looked_up = operator(node.op).looked_up(node, self.sources(index))
         traffic: float = output_bytes
+        handed = self.handed(index)
         for place, (i, x) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
+            if place in handed:
+                continue
             item = self.item(i)
             read: float = self.numel(i, x)
             if looked_up and place == looked_up[0]:
@@ -75,6 +78,10 @@ class OperatorPrices(Conversions):
                     item = 3 * ITEMSIZE[self.precision.master]
             traffic += read * item
         return traffic
+
+    def handed(self, index: int) -> frozenset[int]:
+        """The operands that the kernel before hands over; none if an exchange of its own makes it several kernels."""
+        return frozenset() if self.exchanges(index) else self.fused.get(index, frozenset())
 
     def table_gradient(self, index: int) -> None:
         """The dense gradient of a table whose rows an operator looks up."""
@@ -138,8 +145,12 @@ class OperatorPrices(Conversions):
         """True if a recomputed segment keeps a node's output: that of products, if nothing is sent inside of them."""
         if self.mode(index) != "selective" or not gives_product(self.graph, index):
             return False
+        return not self.exchanges(index)
+
+    def exchanges(self, index: int) -> bool:
+        """True if a special strategy splits an operator."""
         rows = zip(self.rows(index), self.plan.placement.sizes, strict=True)
-        return not any(row.special and size > 1 for row, size in rows)
+        return any(row.special and size > 1 for row, size in rows)
 
     def share(self, index: int) -> float:
         """The largest share of the work that a rank does."""

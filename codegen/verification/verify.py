@@ -63,11 +63,12 @@ def verify(
     first step, exceeds the tolerance, the module is trained once more from weights that differ in their last place:
     `rounding` is the largest error of those numbers between the two trainings, otherwise None. An error of at most
     10 times that of the same weight (of the losses after the first step), and of at most 1e-5, is accepted, and `note`
-    says so. The first step's loss and gradients have no such excuse. Where torch's own generators draw the masks of
-    dropout, the program compared is the plan's with masks from counters, equal for all plans; of the program itself one
-    step with p = 0 is compared, and that ranks draw the same masks exactly where they have the same part: `dropout`
-    has `native_error` and `native_masks`, the number of masks. `program` is the file that was checked, None for a
-    program emitted only for this. `level`: ranks are threads of this process, or processes that torchrun starts.
+    says so. The first step's loss and gradients have no such excuse. `compiled`: by which backend blocks were compiled;
+    None: not, as in threads, which would share what is compiled for one rank. Where torch's own generators draw the
+    masks of dropout, the program compared is the plan's with masks from counters, equal for all plans; of the program
+    itself one step with p = 0 is compared, and that ranks draw the same masks exactly where they have the same part:
+    `dropout` has `native_error` and `native_masks`, the number of masks. `program` is the file that was checked, None
+    for a program emitted only for this. `level`: ranks are threads of this process, or processes that torchrun starts.
     `module` and `inputs` are needed if the plan neither has its module nor says how to build it, and then `loss` if one
     was given for the plan. `objective` says which output of the module was trained.
     Raises PartitaError for a folder without program, a wrong number of ranks, and a plan too large for this machine's
@@ -96,6 +97,7 @@ class Trial:
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False)  # what it begins with, if that is known
     nudged: Callable[[], Outcome] | None = field(default=None, repr=False)  # `truth` from weights of other last places
     native: "Native | None" = None  # the program with torch's own masks, where this one has those of counters
+    compiles: bool = False  # the program compiles its blocks
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ def _trial(
         path, graph, model, plan.ranks, plan.batch,
         optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),
     )  # fmt: skip
-    made = replace(made, emitted=not isinstance(target, Path | str), initial=initial)
+    compiles = isinstance(plan, Plan) and plan.compile
+    made = replace(made, emitted=not isinstance(target, Path | str), initial=initial, compiles=compiles)
     if isinstance(plan, Plan) and native:
         undropped = trial(
             own, graph, model, plan.ranks, plan.batch,
@@ -336,6 +339,7 @@ def _verdict(each: Trial, outcome: Outcome | Exception, level: str) -> dict[str,
         "initial_error": None,
         "rounding": None,
         "dropout": None,
+        "compiled": worker.COMPILER if each.compiles and level != "threads" else None,
         "checked": 0,
     }
     if isinstance(outcome, Exception):

@@ -21,6 +21,8 @@ from torch import Tensor
 from ...model.errors import PartitaError
 from .compiled import compiled
 
+COMPILER = "aot_eager"
+"""What compiles blocks: all of torch.compile but the kernels that Inductor writes, which takes minutes."""
 JOB, RESULT = "job.pt", "result.pt"
 _numbers = itertools.count()
 
@@ -55,6 +57,12 @@ def load_program(path: Path) -> ModuleType:
     return module
 
 
+def compile_blocks(program: ModuleType, model: Any, **options: Any) -> None:
+    """Compile the blocks of a model of a loaded program, which `torch.compile` imports by its name."""
+    sys.modules[program.__name__] = program
+    program.compile_blocks(model, **options)
+
+
 def train(
     program: ModuleType,
     state: Mapping[str, Tensor],
@@ -62,11 +70,13 @@ def train(
     expected: Mapping[str, Tensor],
     dtype: torch.dtype,
     initial: Mapping[str, Tensor] | None = None,
+    *,
+    compiles: bool = False,
 ) -> Outcome:
     """Run one step per batch on this rank, from the weights `state`; `expected` are the weights at the end.
 
     Meanwhile `dtype` is the default one.
-    `initial`: those with which the program must begin by itself.
+    `initial`: those with which the program must begin by itself. `compiles`: it compiles its blocks, if it can.
     """
     mesh = program.Mesh()
     begun = [] if initial is None else [initial_errors(program, mesh, initial, dtype)]
@@ -75,6 +85,8 @@ def train(
     torch.set_default_dtype(dtype)  # as in the reference: of an integer plus a fraction, for one
     model = program.Model(mesh, dtype=dtype)
     program.load(model, state, mesh)
+    if compiles and hasattr(program, "compile_blocks"):
+        compile_blocks(program, model, backend=COMPILER)
     optimizer = program.make_optimizer(model, mesh)
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
@@ -179,7 +191,8 @@ def main(folders: Sequence[Path]) -> None:
     for folder in folders:
         job = torch.load(folder / JOB, mmap=True, weights_only=True)
         program = load_program(Path(job["program"]))
-        outcome = train(program, job["state"], job["batches"], job["expected"], torch.float64, job["initial"])
+        state, batches, expected = job["state"], job["batches"], job["expected"]
+        outcome = train(program, state, batches, expected, torch.float64, job["initial"], compiles=True)
         ranks: list[Any] = [None] * dist.get_world_size()
         parts = replace(outcome, gradients={}, weights={})
         dist.all_gather_object(ranks, parts)

@@ -67,7 +67,7 @@ class NetworkBuilder:
         self.pcg, self.machine, self.placement = pcg, machine, placement
         self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
         self.dtype, self.precision = dtype, precision(dtype)
-        self.roofline = Roofline(machine, self.precision.compute)
+        self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
         self._share_tables()
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight)
@@ -96,6 +96,7 @@ class NetworkBuilder:
         key = (
             self.micro_batches, self.precision, self.optimizer, self.options.spread_tables, self.pcg.batch,
             stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
+            self.options.space.compile,
         )  # fmt: skip
         found = shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
         modes = stage.in_flight, self.options.recompute

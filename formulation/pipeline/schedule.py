@@ -242,6 +242,16 @@ def schedule_named(name: str) -> Schedule:
     return _REGISTRY[name]
 
 
+def check_compiled(schedule: Schedule) -> None:
+    """PartitaError if compiled blocks cannot run a schedule: their backward cannot be divided."""
+    if schedule.splits_backward:
+        others = ", ".join(s.name for s in _REGISTRY.values() if not s.splits_backward)
+        raise PartitaError(
+            f"--compile with --schedule {schedule.name}: the backward of a compiled block cannot be divided into "
+            f"gradients of inputs and of weights; choose from {others}"
+        )
+
+
 def requested(text: str, chunks: int) -> tuple[tuple[str, int], ...]:
     """The schedules named in a text, or that `auto` or `all` stand for: each once, with the stages of every device.
 

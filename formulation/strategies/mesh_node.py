@@ -12,7 +12,10 @@ from .transitions import Space, Transitions
 
 @dataclass(frozen=True)
 class MeshNode:
-    """`sources` are the nodes that it reads, `spaces` the layouts of its inputs, then of its output."""
+    """`sources` are the nodes that it reads, `spaces` the layouts of its inputs, then of its output.
+
+    `fused`: the operands that the kernel before hands over (`fusion`).
+    """
 
     node: Node
     sources: tuple[Node, ...]
@@ -21,6 +24,7 @@ class MeshNode:
     transitions: Transitions
     roofline: Roofline
     precision: Precision
+    fused: frozenset[int] = frozenset()
 
     @cached_property
     def itemsizes(self) -> tuple[int, ...]:

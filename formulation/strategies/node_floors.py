@@ -14,6 +14,7 @@ from ...model.machine.roofline import backward_factor, passes_ns
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
 from .alternatives import Alternatives
+from .fusion import fused_operands
 from .tensor_classes import classes, trains
 
 
@@ -26,15 +27,18 @@ class Floor(NamedTuple):
     inward: int = 0  # of backward, what does not lead to weights alone
 
 
-def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> npt.NDArray[np.int64]:
+def floors_ns(
+    pcg: PCG, machine: Machine, count: int, precision: Precision, compiled: bool = False
+) -> npt.NDArray[np.int64]:
     """[4, n]: of every node a `Floor`, on `count` of the devices.
 
     A device has at least its even share of the arithmetic and of every tensor, and launches every kernel, except of
     parallel branches, of which it may have none. Of several alternatives the fastest counts; tensors that some choice
-    does not need count 0, as do those that every stage may compute for itself (`free`).
+    does not need count 0, as do those that every stage may compute for itself (`free`). `compiled`: layers are fused.
     """
     known, everywhere = classes(pcg), stage_local(pcg)
     parallel = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
+    fused = fused_operands(pcg) if compiled else {}
     result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
     found: dict[Hashable, Floor] = {}
     for index, *others in Alternatives(pcg, known).needed():
@@ -44,29 +48,42 @@ def floors_ns(pcg: PCG, machine: Machine, count: int, precision: Precision) -> n
                 form = (
                     index in parallel,
                     trains(pcg, member),
+                    fused.get(member, frozenset()),
                     form_of(pcg.nodes[member], [pcg.nodes[i] for i in pcg.nodes[member].inputs]),
                 )
                 if form not in found:
-                    found[form] = _floor_ns(pcg, member, machine, count, precision, index in parallel)
+                    own = fused.get(member, frozenset())
+                    found[form] = _floor_ns(
+                        pcg, member, machine, count, precision, parallel=index in parallel, fused=own
+                    )
                 each.append(found[form])
             result[:, index] = np.min(each, axis=0)
     return result
 
 
-def _floor_ns(pcg: PCG, index: int, machine: Machine, count: int, precision: Precision, parallel: bool) -> Floor:
-    """The bounds of one node; a `parallel` one may launch nothing."""
+def _floor_ns(
+    pcg: PCG,
+    index: int,
+    machine: Machine,
+    count: int,
+    precision: Precision,
+    *,
+    parallel: bool,
+    fused: frozenset[int],
+) -> Floor:
+    """The bounds of one node; a `parallel` one may launch nothing, and one with `fused` operands does not."""
     node, device = pcg.nodes[index], machine.device
     if node.op in SOURCES or not operator(node.op).passes:
         return Floor()
     entry, sources = operator(node.op), tuple(pcg.nodes[i] for i in node.inputs)
     flops, bandwidth = device.flops(precision.compute), device.memory_bandwidth
     looked_up = entry.looked_up(node, sources)
-    read = [n.numel for n in sources]
+    read = [0 if place in fused else n.numel for place, n in enumerate(sources)]
     if looked_up:  # not the table, but what is looked up
         read[looked_up[0]] = looked_up[1]
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
     work, moved = entry.work(node, sources) / count / flops, traffic * entry.moved(node) / count / bandwidth
-    launch = 0.0 if parallel else device.launch_ns * entry.kernels(node, sources)
+    launch = 0.0 if parallel or fused else device.launch_ns * entry.kernels(node, sources)
     factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
     forward, backward = passes_ns(work, moved, factor, launch)
     inward = backward / 2 if entry.matmul and trains(pcg, index) else backward

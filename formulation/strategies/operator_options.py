@@ -22,6 +22,7 @@ from ...model.operators.operator import operator
 from ..special import Situation, special_strategy
 from ..special.heuristic_spread import heuristic_spread
 from ..special.table_spread import TableSpreader
+from .fusion import fused_operands
 from .mesh_node import MeshNode
 from .option_costs import LOSS_TRANSIENTS, OptionCosts
 from .row import Row
@@ -79,15 +80,18 @@ def operator_options(
     spread_tables: TableSpreader = heuristic_spread,
     *,
     every: bool = False,
+    fused: frozenset[int] = frozenset(),
 ) -> OperatorOptions:
     """All options of a node: every product of rows whose splits leave no rank empty.
 
-    `every`: also rows of special strategies that are not offered.
+    `every`: also rows of special strategies that are not offered. `fused`: operands that need not be read (`fusion`).
     """
     axes, known, this = transitions.axes, atoms(pcg), pcg.nodes[node]
     sources = tuple(pcg.nodes[i] for i in this.inputs)
     spaces = tuple(space(axes, known[i].sizes) for i in (*this.inputs, node))
-    at = MeshNode(this, sources, rows(pcg, node), spaces, transitions, roofline=roofline, precision=precision)
+    at = MeshNode(
+        this, sources, rows(pcg, node), spaces, transitions, roofline=roofline, precision=precision, fused=fused
+    )
     situation = Situation(this, sources, tuple(known[i] for i in this.inputs), known[node])
     specials = SpecialRows(at, situation, spread_tables)
     choice = np.array(list(product(range(len(at.rows)), repeat=len(axes))), dtype=np.int16)
@@ -174,6 +178,7 @@ class GraphOptions:
     ) -> None:
         self.pcg, self.transitions, self.roofline, self.precision = pcg, transitions, roofline, precision
         self.fixed, self.spread_tables, self.memo, self.numbers_of_whole = fixed, spread_tables, memo, numbers_of_whole
+        self.fused = fused_operands(pcg) if roofline.compiled else {}
         self.numbers: dict[int, int] = {}
 
     @property
@@ -198,18 +203,18 @@ class GraphOptions:
 
     def _number(self, index: int) -> int:
         node, known = self.pcg.nodes[index], atoms(self.pcg)
-        given = self.fixed.get(node.name)
+        given, fused = self.fixed.get(node.name), self.fused.get(index, frozenset())
         # The call site of a dropout tells it from others, as does what is handed on, but costs nothing: equal layers
         # stay equal.
         attributes = tuple(a for a in node.attributes if a[0] not in ("site", "peer"))
         sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
         key = (
-            node.op, attributes, node.shape, node.dtype, node.gradient, known[index], given,
+            node.op, attributes, node.shape, node.dtype, node.gradient, known[index], given, fused,
             tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
         if key not in self.memo.numbers:
             args = self.pcg, index, self.transitions, self.roofline, self.precision, self.spread_tables
-            found = operator_options(*args, every=given is not None)
+            found = operator_options(*args, every=given is not None, fused=fused)
             if given is not None:
                 found = self._restrict(index, found, given)
             if not len(found):

@@ -37,6 +37,8 @@ class OptionCosts:
         self.copied = [np.zeros(len(choice), dtype=bool) for _ in at.sources]
         self.sent = np.zeros((3, len(choice)), dtype=np.int64)  # ns forward and backward, bytes kept
         self.stored = [s.numel[c] for s, c in zip(at.spaces, self.inputs, strict=False)]
+        exchanges = (specials.special[choice] & (np.array(at.transitions.axes) > 1)).any(axis=1)
+        self.fused = ~exchanges & bool(at.fused)  # an exchange of its own makes it several kernels
         for option in np.flatnonzero(specials.among(choice)):
             cost = specials.cost(choice[option], [int(c[option]) for c in codes])
             self.sent[:, option], self.share[option] = cost.amounts, self.share[option] * cost.work
@@ -87,8 +89,14 @@ class OptionCosts:
                 cast = self.node.get("sparse") and precision.compute != precision.master
                 traffic = traffic + self.looked_up[1] * self.share * (3 * ITEMSIZE[precision.master] if cast else item)
             else:
-                traffic = traffic + s.numel[c] * item
+                read = ~self.fused if i in self.at.fused else 1
+                traffic = traffic + s.numel[c] * item * read
         return traffic
+
+    @property
+    def _kernels(self) -> Floats:
+        """How many are launched; what is fused runs in the kernel before."""
+        return np.where(self.fused, 0.0, self.entry.kernels(self.node, self.sources))
 
     def times_ns(self) -> tuple[Array, Array]:
         """Time of forward, and of forward and backward."""
@@ -97,7 +105,7 @@ class OptionCosts:
         forward = time = np.zeros(len(self.output), dtype=np.int64)
         if entry.passes:
             traffic = self._traffic()
-            forward = time = roofline.ns(work, traffic * entry.moved(node), entry.kernels(node, self.sources))
+            forward = time = roofline.ns(work, traffic * entry.moved(node), self._kernels)
             time = time + self._backward_ns(work, traffic) if node.gradient else time
         dense = node.gradient and not node.get("sparse")
         if dense and self.looked_up and self.sources[self.looked_up[0]].gradient:
@@ -112,7 +120,7 @@ class OptionCosts:
         if entry.scratch is not None:
             moved = moved + 2 * entry.scratch(node, self.sources) * self.share * self.item
         back = work * backward_factor(node, self.sources, entry.matmul)
-        time = roofline.ns(back, moved, entry.kernels(node, self.sources))
+        time = roofline.ns(back, moved, self._kernels)
         if entry.masked:  # priced as the activation's own backward
             own: npt.NDArray[Any] = self._output_numel * 1.0
             time = time + roofline.ns(own, 4 * own * self.item)

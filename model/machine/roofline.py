@@ -15,13 +15,20 @@ from .machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A kernel takes the longer of its arithmetic and its memory traffic, plus its launch."""
+    """A kernel takes the longer of its arithmetic and its memory traffic, plus its launch.
+
+    `compiled`: kernels of layers are fused.
+    """
 
     machine: Machine
     dtype: str
+    compiled: bool = False
 
     def ns(
-        self, flops: npt.NDArray[np.float64], size_bytes: npt.NDArray[np.float64], kernels: float = 1.0
+        self,
+        flops: npt.NDArray[np.float64],
+        size_bytes: npt.NDArray[np.float64],
+        kernels: npt.NDArray[np.float64] | float = 1.0,
     ) -> npt.NDArray[np.int64]:
         device = self.machine.device
         busy = np.maximum(flops / device.flops(self.dtype), size_bytes / device.memory_bandwidth) * 1e9

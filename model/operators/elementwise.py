@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ _LIKE_INPUT = Rewriting(equal_shapes, leading=True)
 _SCALED = Rewriting(equal_shapes, {"value": None}, leading=True)
 _APPROXIMATED = Rewriting(equal_shapes, {"approximate": None}, leading=True)
 
-OPERATORS = (
+_ENTRIES = (
     _unary("relu", "F.relu({x})", "y", lambda _, a: np.maximum(a, 0), rewriting=_LIKE_INPUT),
     _unary("gelu", "F.gelu({x}, approximate={approximate})", "x", _gelu, rewriting=_APPROXIMATED),
     _unary("silu", "F.silu({x})", "x", lambda _, a: a * _sigmoid(a), rewriting=_LIKE_INPUT),
@@ -273,3 +274,5 @@ OPERATORS = (
         algebra=Algebra(unprovable="draws random numbers"),
     ),
 )
+
+OPERATORS = tuple(replace(entry, fuses=not entry.random) for entry in _ENTRIES)

@@ -139,6 +139,7 @@ OPERATORS = (
             *(name, names, _normalized, emit),
             saved=("x",),
             passes=1.5,
+            fuses=True,
             algebra=Algebra(_norm_shards(centered), defaults={"normalized": 1, "eps": EPS}, keeps_sizes=True),
         )
         for name, names, emit, centered in (
@@ -153,6 +154,7 @@ OPERATORS = (
         _group_norm,
         saved=("x",),
         passes=1.5,
+        fuses=True,
         reference=_group_norm_reference,
         algebra=Algebra(_group_norm_shards),
     ),
@@ -161,6 +163,7 @@ OPERATORS = (
             *(name, ("x",), along_dim("f"), f"torch.{name}({{x}}, {{dim}})"),
             saved=("y",),
             passes=1.5,
+            fuses=True,
             algebra=Algebra(shards),
         )
         for name, shards in (("softmax", _softmax_shards), ("log_softmax", _log_softmax_shards))

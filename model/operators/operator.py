@@ -41,9 +41,10 @@ class Operator:
     calls. The numbers are functions of seed, step, site and element, or of nodes with the attribute `native` torch's
     own, which takes `native_passes`.
     `launches`: kernels one after another, forward and again backward, where they are more than one.
-    `masked`: the operator ends with an activation, whose backward is a kernel of its own. `split` gives the cost of
-    having a `part` (0 to 1) of an index: the factor by which a rank's work exceeds that share, and the elements that it
-    makes and keeps for backward. `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
+    `fuses`: `torch.compile` makes one kernel of it and of others next to it that fuse. `masked`: the operator ends with
+    an activation, whose backward is a kernel of its own. `split` gives the cost of having a `part` (0 to 1) of an
+    index: the factor by which a rank's work exceeds that share, and the elements that it makes and keeps for backward.
+    `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
     lists operands that are buffers and change in place. `reference` computes the whole tensor in PyTorch where `emit`
     is not an expression that does. `algebra` says what rules know of the operator, `rewriting` how planning rewrites it
     (None: never). `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors
@@ -62,6 +63,7 @@ class Operator:
     split: Callable[[Node, tuple[Node, ...], str, float], tuple[float, int]] | None = None
     passes: float = 1.0
     native_passes: float | None = None
+    fuses: bool = False
     masked: bool = False
     random: str = ""
     view: bool = False

@@ -12,6 +12,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
+from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
@@ -57,7 +58,17 @@ class PipelineProblem:
         """A number for the kind of every part."""
         numbers: dict[Hashable, int] = {}
         parts = ((i, j) for i in range(self.count) for j in range(i + 1, self.count))
-        return {part: numbers.setdefault(stage_kind(self.problem.pcg, *part), len(numbers)) for part in parts}
+        kinds = {(i, j): (stage_kind(self.problem.pcg, i, j), self._fused[i:j]) for i, j in parts}
+        return {part: numbers.setdefault(kind, len(numbers)) for part, kind in kinds.items()}
+
+    @cached_property
+    def _fused(self) -> tuple[int, ...]:
+        """A number for what a compiled program fuses between every boundary and the next."""
+        if not self.problem.space.compile:
+            return (0,) * len(self._segments)
+        numbers: dict[Hashable, int] = {}
+        fused = (tuple(sorted(fused_operands(graph).items())) for graph in self._segments)
+        return tuple(numbers.setdefault(each, len(numbers)) for each in fused)
 
     @cached_property
     def weights(self) -> dict[str, frozenset[int]]:
@@ -167,6 +178,7 @@ def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
     """[4, n]: lower bounds on the times of everything before each boundary, for one micro-batch (see `Floor`)."""
     q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
-    before = np.cumsum(floors_ns(small, q.machine, count, precision(q.training.dtype)), axis=1)
+    floors = floors_ns(small, q.machine, count, precision(q.training.dtype), q.space.compile)
+    before = np.cumsum(floors, axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)
     return before[:, [b.position for b in boundaries(q.pcg)]]

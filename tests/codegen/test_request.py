@@ -9,6 +9,7 @@ import pytest
 
 from partita import PartitaError
 from partita.codegen.planner.planner import plan
+from partita.formulation.rewriting.rules import rules_for
 from partita.formulation.search_space import EVERYTHING, SearchSpace, parse_fix, parse_mesh, parse_stages
 from partita.model.machine.machine_choice import MachineChoice
 from partita.model.options import parse_sizes
@@ -93,6 +94,9 @@ def test_accepted(value: type, given: dict[str, Any]) -> None:
         (lambda: SearchSpace(fix=(("a", "b"), ("a", "c"))), "'b' and 'c'"),
         (lambda: SearchSpace(stages=parse_stages("0")), "--stages 0"),
         (lambda: SearchSpace(chunks=2, stages=1), "--chunks needs a pipeline"),
+        (lambda: SearchSpace(compile=True, recompute="selective"), "--compile.*--recompute full, none or auto"),
+        (lambda: SearchSpace(compile=True, schedule="1f1b,zero-bubble"), "--compile with --schedule zero-bubble"),
+        (lambda: SearchSpace(compile=True, rules=rules_for(True)), "leave out --rewrite"),
         (lambda: Budget(time_limit=0.0), "--time-limit 0"),
         (lambda: Budget(time_limit=float("nan")), "--time-limit nan"),
         (lambda: Budget(time_limit=float("inf")), "--time-limit inf"),

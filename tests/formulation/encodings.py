@@ -17,7 +17,7 @@ from partita.model.machine.machine import Machine
 def encoded_with(pcg: PCG, machine: Machine, placement: Placement, **keywords: Any) -> Encoding:
     """`encode`, each keyword going where it belongs; `fixed` maps nodes to their rows."""
     fix = tuple((name, ",".join(rows)) for name, rows in keywords.pop("fixed", {}).items())
-    names = [name for name in ("bundles", "offload", "overlap") if name in keywords]
+    names = [name for name in ("bundles", "offload", "overlap", "compile") if name in keywords]
     space = SearchSpace(fix=fix, **{name: keywords.pop(name) for name in names})
     options, stage = (
         {f.name: keywords.pop(f.name) for f in fields(kind) if f.name in keywords}

@@ -57,7 +57,9 @@ def make_optimizer(optimizer: str) -> Context:
     return {"options": ", ".join(f"{name}={value}" for name, value in values.items())}
 
 
-def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective: bool = False) -> Context | None:
+def helpers(
+    used: Used, *, modes: bool = False, sparse: bool = False, selective: bool = False, compiles: bool = False
+) -> Context:
     """Functions that the lines of operators call; with `modes` they know whether the model trains."""
     return {
         "helpers": used.helpers,
@@ -69,6 +71,7 @@ def helpers(used: Used, *, modes: bool = False, sparse: bool = False, selective:
         "modes": modes,
         "sparse": sparse,
         "selective": selective,
+        "compiles": compiles,
     }
 
 

@@ -130,7 +130,7 @@ def _checkpoints(e: SpaceTimeEmission) -> Context:
 
 def _main(e: SpaceTimeEmission) -> Context:
     samples = sample_lines(e.pcg, e.pcg.batch) is not None
-    built = {"builds_on_device": False, "overlaps_steps": False, "rank": "mesh.rank"}
+    built = {"builds_on_device": False, "compiles": False, "overlaps_steps": False, "rank": "mesh.rank"}
     return {"samples": samples, **built, **training.rate(e.pcg, e.pcg.batch)}
 
 

@@ -30,6 +30,7 @@ class Constructors:
         self.joined_argument = joined_argument(plan.graph)
         self.factors = False  # True if a dim of some weight is given by its factors
         self.gatherings = ClassGatherings(set())  # of the class that is being written
+        self.compiled: list[str] = []  # methods of that class which a compiled program compiles
         self.earlier_gatherings = False  # True if classes that are written have some
 
     @property
@@ -40,7 +41,7 @@ class Constructors:
     def _begin_class(self, taken: Iterable[str]) -> None:
         """Begin to write a class whose attributes have these names."""
         self.earlier_gatherings = self.has_gatherings
-        self.gatherings = ClassGatherings({*taken})
+        self.gatherings, self.compiled = ClassGatherings({*taken}), []
 
     def _init(
         self,

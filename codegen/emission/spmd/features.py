@@ -56,7 +56,8 @@ def _conversions(e: Emission) -> Context | None:
 def _helpers(e: Emission) -> Context | None:
     if not e.used.helpers:
         return None
-    return training.helpers(e.used, modes=True, sparse=e.storage.sparse, selective="selective" in e.recomputation_modes)
+    selective = "selective" in e.recomputation_modes
+    return training.helpers(e.used, modes=True, sparse=e.storage.sparse, selective=selective, compiles=e.plan.compile)
 
 
 def _helper_imports(e: Emission) -> list[str]:
@@ -75,6 +76,7 @@ def _gathering(e: Emission) -> Context | None:
         "several": e.used.several_axes,
         "recompute": bool(e.recomputation_modes),
         "selective": "selective" in e.recomputation_modes,
+        "compiles": e.plan.compile,
     }
 
 
@@ -183,6 +185,16 @@ def _pipeline(e: Emission) -> Context | None:
 
 def _pipeline_imports(e: Emission) -> list[str]:
     return ["from torch.autograd.graph import GradientEdge"] if e.pipeline and e.pipeline["split"] else []
+
+
+def _compile(e: Emission) -> Context | None:
+    """What `torch.compile` compiles."""
+    if not e.plan.compile:
+        return None
+    return {"stale": e.pipeline is not None and e.pipeline["stale"]}
+
+
+_COMPILE = ("COMPILE = True  # blocks, by torch.compile",)
 
 
 def _buffers(e: Emission) -> list[str]:
@@ -332,6 +344,7 @@ def _main(e: Emission) -> Context:
         "samples": sample_lines(e.plan.graph, e.plan.batch) is not None,
         "overlaps_steps": e.pipeline is not None and e.pipeline["stale"],
         "builds_on_device": True,
+        "compiles": e.plan.compile,
         "rank": "dist.get_rank()",
     }
 
@@ -375,6 +388,7 @@ FEATURES: tuple[Feature[Emission], ...] = (
         constants=lambda e: [*value_lines(e.used), *_spread_tables(e)],
     ),
     Feature("pipeline.jinja", _pipeline, imports=_pipeline_imports),
+    Feature("compile.jinja", _compile, constants=lambda e: _COMPILE if e.plan.compile else []),
     section("Weights, under their names in the original module."),
     Feature("blocks.jinja", _blocks, constants=lambda _: training.PIECE),
     Feature("parts.jinja", _parts, imports=_parts_imports),

@@ -47,7 +47,7 @@ class FunctionBody(FunctionWriter):
         self.divided, self.divisors = divided, divisors
         self.dropout_sites: dict[int, str] = {}  # call sites of dropouts in loops
         self.branches: Mapping[int, ParallelBranches] = {}  # by the node that joins them
-        self.calls: Mapping[int, SegmentCall] = {}  # of recomputed segments, by their results
+        self.calls: Mapping[int, SegmentCall] = {}  # of segments that are methods, by their results
         self.recomputed = False  # True: backward runs all of this again, so weights are gathered again anyway
         self.gatherings: ClassGatherings | None = None  # of weights that travel together, in the class
         self.gathers_before = False  # True: such weights are arguments
@@ -364,13 +364,15 @@ class FunctionBody(FunctionWriter):
         return self._memo[index, "part"]
 
     def _called(self, index: int) -> int:
-        """A result of a recomputed segment."""
+        """A result of a segment that is a method."""
         call = self.calls[index]
         if (index, "called") not in self._memo:
             operands = tuple(self.given(i) for i in call.reads)
             names = [self._value_name(i) for i in call.outs]
 
             def render(texts: Sequence[str]) -> str:
+                if not call.mode:
+                    return f"self.{call.method}({', '.join(texts)})"
                 return call_text(self.passes_mesh, call.mode, f"self.{call.method}", texts)
 
             this = Statement(render, operands, "call", names[0], call.outs[0])

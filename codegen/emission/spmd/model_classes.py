@@ -81,7 +81,7 @@ class ModelClasses(Constructors):
             for i, n in enumerate(graph.nodes)
             if n.op in ("parameter", "buffer") and self._read(i) and i not in hidden
         ]
-        taken = {"reads", *(loop.attribute for loop in self.loops)}
+        taken = {"reads", "compiled", *(loop.attribute for loop in self.loops)}
         short = short_names((graph.nodes[i].name for i in sources), taken)
         parts = {i: f"self.{short[graph.nodes[i].name]}" for i in sources}
         once = attributes(self._everything(), {*short.values(), *(loop.attribute for loop in self.loops)})
@@ -120,7 +120,7 @@ class ModelClasses(Constructors):
         first = ["self.mesh, self.dtype = mesh, dtype"]
         if self.has_gatherings:
             first.append("mesh.order = Order()  # in which weights are gathered")
-        head = [f"class {title}({self.base}):", f'    """{doc}"""', "", *self._order(parts)]
+        head = [f"class {title}({self.base}):", f'    """{doc}"""', "", *self._order(parts), *self._compiles()]
         return "\n".join([*head, *self._init(parts, arguments, first, lists), *methods])
 
     def _order(self, parts: Mapping[int, str]) -> list[str]:
@@ -131,6 +131,11 @@ class ModelClasses(Constructors):
         readers |= {loop.attribute: tuple(loop.chain.nodes) for loop in self.loops}
         names = [f'"{name}"' for name in sorted(readers, key=lambda name: min(readers[name], default=-1))]
         return [*wrap(f"reads = ({', '.join(names)}{',' * (len(names) == 1)})  # in this order", 4), ""]
+
+    def _compiles(self) -> list[str]:
+        """The methods of the class that are compiled."""
+        names = [f'"{name}"' for name in dict.fromkeys(self.compiled)] if self.plan.compile else []
+        return [*wrap(f"compiled = ({', '.join(names)}{',' * (len(names) == 1)})", 4), ""] if names else []
 
     def _everything(self) -> FunctionBody:
         """A function that may compute any node."""
@@ -160,13 +165,13 @@ class ModelClasses(Constructors):
         blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
         body = self._body(call.nodes - blocks, weights, {}, inputs=False)
         body.recomputed, body.dropout_sites = call.always, dict(sites or {})
+        body.gathers_before = self.plan.compile
         for i in call.reads:
             body.given(i)
         self._loops(body, call.nodes, ())
         results = body.results(call)
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
-        shapes = self._shapes(body.arguments, given=True)
-        return self._function(call.method, list(body.arguments.values()), shapes, lines)
+        return self._gathering_first(call.method, list(body.arguments.values()), body, lines)
 
     def _side(
         self, found: ParallelBranches, side: CoordinateBranches, weights: dict[int, str], divisors: dict[int, str]
@@ -268,7 +273,7 @@ class ModelClasses(Constructors):
         first = chain.blocks[place].first
         relative = {i: relative_name(chain.prefix, first, graph.nodes[i].name) for i in chain.weights(place)}
         plain = {i: rest if chain.period == 1 else f"{offset}.{rest}" for i, (offset, rest) in relative.items()}
-        short = short_names(plain.values())
+        short = short_names(plain.values(), {"compiled"})
         weights = {i: f"self.{short[plain[i]]}" for i in relative}
         self._begin_class(short.values())
 
@@ -284,7 +289,8 @@ class ModelClasses(Constructors):
                 methods += ["", f"    {loop.method(number)} = forward"]
             else:
                 methods += ["", *self._pass(loop, number, place, weights)]
-        return "\n".join([*self._init(weights, "mesh, dtype, i", [head], original=original), *methods])
+        begin = self._init(weights, "mesh, dtype, i", [head], original=original)
+        return "\n".join([*self._compiles(), *begin, *methods])
 
     def _pass(self, loop: Loop, number: int, place: int, weights: dict[int, str]) -> list[str]:
         """The method that computes a block in a pass."""
@@ -302,20 +308,29 @@ class ModelClasses(Constructors):
         if not any(self.plan.graph.nodes[i].gradient for i in block.nodes):
             body.unrecorded()
         lines = body.lines(results, 8, lambda texts: f"return {', '.join(texts)}")
-        shapes = self._shapes(body.arguments, given=True)
         extra = ["site"] * loop.passes_dropout_site(self.plan) + ["modes"] * any("modes" in c.mode for c in calls)
         arguments, name = [*body.arguments.values(), *extra], loop.method(number)
-        if not body.gathered:
-            lines = self._function(name, arguments, shapes, lines)
-        else:
-            inner = "compute" if name == "forward" else f"{name}_compute"
-            gathers = [f"self.{attribute}()" for attribute in body.gathered.values()]
-            returned = f"return self.{inner}({', '.join([*arguments, *gathers])})"
-            outer = self._function(name, arguments, "", wrap(returned, 8))
-            lines = [*outer, "", *self._function(inner, [*arguments, *body.gathered], shapes, lines)]
+        lines = self._gathering_first(name, arguments, body, lines, compiles=not calls)
         for call in calls:
             lines += ["", *self._segment(call, weights, body.dropout_sites)]
         return lines
+
+    def _gathering_first(
+        self, name: str, arguments: Sequence[str], body: FunctionBody, lines: Sequence[str], *, compiles: bool = True
+    ) -> list[str]:
+        """A method; if `body` has gathered weights as arguments, another one that gathers them and calls it.
+
+        Compiled programs compile it if `compiles`: nothing inside of it is recomputed.
+        """
+        shapes = self._shapes(body.arguments, given=True)
+        inner = name if not body.gathered else "compute" if name == "forward" else f"{name}_compute"
+        self.compiled += [inner] if compiles else []
+        if not body.gathered:
+            return self._function(name, arguments, shapes, lines)
+        gathers = [f"self.{attribute}()" for attribute in body.gathered.values()]
+        returned = f"return self.{inner}({', '.join([*arguments, *gathers])})"
+        outer = self._function(name, arguments, "", wrap(returned, 8))
+        return [*outer, "", *self._function(inner, [*arguments, *body.gathered], shapes, lines)]
 
     def _dropout_sites(self, loop: Loop, number: int, block: Block) -> dict[int, str]:
         """The call sites of the dropouts in a turn of a loop."""

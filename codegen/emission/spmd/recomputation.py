@@ -1,7 +1,7 @@
 """Recomputed segments (activation checkpointing): the program calls them through its function `recomputed`.
 
 A segment that is a whole turn of a loop is that turn's block, and the loop has the mode of each entry. Any other
-segment becomes a method of the class that computes it.
+segment becomes a method of the class that computes it. So does one of a compiled program that no loop computes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class SegmentMode:
 class SegmentCall:
     """A segment as a method: its mode (an expression), the values that it reads, and those that others read of it.
 
-    `always`: it is recomputed in every turn of the loop.
+    Mode "": it is not recomputed. `always`: it is recomputed in every turn of the loop.
     """
 
     method: str
@@ -49,7 +49,7 @@ class SegmentCall:
 
 @once_per_plan
 def segment_modes(plan: Plan) -> tuple[SegmentMode, ...]:
-    """All segments with their modes; none if nothing is recomputed."""
+    """All segments with their modes; none if nothing is recomputed or compiled."""
     nodes = plan.graph.nodes
     return tuple(
         SegmentMode(
@@ -57,13 +57,21 @@ def segment_modes(plan: Plan) -> tuple[SegmentMode, ...]:
             plan.recompute.get(segment.name, "none"),
             frozenset(i for i in segment.nodes if nodes[i].op not in SOURCES and not is_outside(plan, i)),
         )
-        for segment in (segments(plan.graph) if plan.recompute else ())
+        for segment in (segments(plan.graph) if plan.recompute or plan.compile else ())
     )
 
 
 def recomputed(plan: Plan) -> Iterator[SegmentMode]:
     """The segments whose forward runs again in backward."""
     return (segment for segment in segment_modes(plan) if segment.mode != "none")
+
+
+def _apart(plan: Plan) -> Iterator[SegmentMode]:
+    """The segments that are functions of their own: recomputed ones, and those that are compiled."""
+    for segment in segment_modes(plan):
+        parallel = any(plan.choices[i].beside or i in plan.joined for i in segment.nodes)
+        if segment.mode != "none" or (plan.compile and not parallel):
+            yield segment
 
 
 # In loops
@@ -98,9 +106,9 @@ def _name(chain: BlockChain, block: Block, place: Place) -> str:
 
 
 def segments_fit(plan: Plan, chain: BlockChain) -> bool:
-    """True if every recomputed segment is within a turn of the loop, around the loop, or outside it."""
+    """True if every recomputed or compiled segment is within a turn of the loop, around the loop, or outside it."""
     blocks = [frozenset(block.nodes) for one in chain.passes for block in one]
-    for segment in recomputed(plan):
+    for segment in _apart(plan):
         if segment.nodes.isdisjoint(chain.nodes) or segment.nodes >= chain.nodes:
             continue
         if not any(segment.nodes == block or (len(chain.passes) == 1 and segment.nodes < block) for block in blocks):
@@ -116,9 +124,16 @@ def segment_calls(plan: Plan, turns: Sequence[frozenset[int]], stored: frozenset
 
     `stored`: the weights of the model.
     """
-    found = (segment for segment in recomputed(plan) if not any(segment.nodes <= nodes for nodes in turns))
+    found = (segment for segment in _apart(plan) if not any(segment.nodes <= nodes for nodes in turns))
     return tuple(
-        _call(plan, segment, identifier(segment.name.replace(".", "_")), f'"{segment.mode}"', stored)
+        _call(
+            plan,
+            segment,
+            identifier(segment.name.replace(".", "_")),
+            f'"{segment.mode}"' if segment.mode != "none" else "",
+            stored,
+            always=segment.mode != "none",
+        )
         for segment in found
     )
 
