@@ -70,7 +70,7 @@ class _Build:
         self.owner: dict[int, int] = {}  # of a node of the plan's graph, the node that computes or stores it
         self.passes: dict[tuple[int, int], int] = {}  # weight and pass -> the weight as that pass shares it
         cost = stage_price(plan)
-        self.kept, self.hidden_ns = cost.kept, cost.hidden_ns
+        self.kept, self.hidden_ns, self.host_bound_ns = cost.kept, cost.hidden_ns, cost.host_bound_ns
         self.items: dict[_Place, deque[Item]] = defaultdict(deque)
         self.sums: dict[int, list[Item]] = defaultdict(list)  # collectives on gradients, by weight
         for item in cost.items:
@@ -91,7 +91,8 @@ class _Build:
         self.assign_rest()
         reserve = sum(kept.bytes for kept in self.kept if kept.node < 0)
         shape = tuple(self.sizes.items()), self.plan.micro_batches
-        return ParallelGraph(*shape, tuple(self.nodes), output, reserve_bytes=reserve, hidden_ns=self.hidden_ns)
+        beside = self.hidden_ns, self.host_bound_ns
+        return ParallelGraph(*shape, tuple(self.nodes), output, reserve, *beside)
 
     # Nodes
 

@@ -23,6 +23,7 @@ def to_json(graph: ParallelGraph) -> dict[str, Any]:
         "memory_bytes": graph.memory_bytes,
         "reserve_bytes": graph.reserve_bytes,
         "hidden_ns": graph.hidden_ns,
+        "host_bound_ns": graph.host_bound_ns,
         "output": graph.output,
         "mappings": [{"tasks": list(m.tasks), "devices": _lists(m.devices)} for m in graph.mappings],
         "nodes": [_node_json(node, number[node.mapping]) for node in graph.nodes],
@@ -69,7 +70,8 @@ def from_json(data: Any) -> ParallelGraph:
             where = f"parallel graph, node {index}"
             nodes.append(_node(item, table))
         where = "parallel graph"
-        numbers = (*(whole(data[name]) for name in ("output", "reserve_bytes")), whole(data.get("hidden_ns", 0)))
+        beside = (whole(data.get(name, 0)) for name in ("hidden_ns", "host_bound_ns"))
+        numbers = *(whole(data[name]) for name in ("output", "reserve_bytes")), *beside
         graph = ParallelGraph(axes, whole(data["micro_batches"]), tuple(nodes), *numbers)
         for name in ("objective_ns", "memory_bytes"):
             if whole(data[name]) != getattr(graph, name):

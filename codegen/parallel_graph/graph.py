@@ -157,7 +157,8 @@ class Node:
 class ParallelGraph:
     """A PCG on a mesh of named `axes`; `output` is the loss of the step.
 
-    `reserve_bytes` is memory of no operator, `hidden_ns` of the operators' time runs beside that of others.
+    `reserve_bytes` is memory of no operator, `hidden_ns` of the operators' time runs beside that of others, for
+    `host_bound_ns` the device waits for the host.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -166,14 +167,15 @@ class ParallelGraph:
     output: int
     reserve_bytes: int = 0
     hidden_ns: int = 0
+    host_bound_ns: int = 0
 
     def __post_init__(self) -> None:
         verify(self)
 
     @cached_property
     def objective_ns(self) -> int:
-        """Time of a step: the sum over all operators, but for what is hidden."""
-        return sum(node.ns for node in self.nodes) - self.hidden_ns
+        """Time of a step: the sum over all operators, but for what is hidden, and waiting for the host."""
+        return sum(node.ns for node in self.nodes) - self.hidden_ns + self.host_bound_ns
 
     @cached_property
     def memory_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from ...formulation.bundles.branch_options import PlacedBundle
 from ...formulation.bundles.bundles import inside
 from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.overlap import KERNELS, TRAFFIC
 from ...formulation.network.network import Network, evaluate, window_streams, window_terms
 from ...formulation.strategies.tensor_classes import handover, without_addends
 from ...formulation.strategies.transitions import space
@@ -186,7 +187,7 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     hub_of_weight = {found.hubs[w][0] for w in found.weights if w in found.hubs}
     per_node: dict[str, int] = {}
     conversions: list[dict[str, Any]] = []
-    streams, hidden = _streams(network, assignment)
+    streams, hidden, host_bound = _streams(network, assignment)
     for number, term in enumerate(network.terms()):
         cost = int(term.cost[tuple(assignment[v] for v in term.scope)]) + streams[number]
         if number < len(network.variables):
@@ -198,7 +199,7 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
         parts["weights" if u in stored or u in hub_of_weight else "conversions"] += cost
         if cost:
             conversions.append({"from": network.variables[u].name, "to": network.variables[v].name, "ns": cost})
-    assert sum(parts.values()) - hidden == checked.cost, (parts, hidden, checked.cost)
+    assert sum(parts.values()) - hidden + host_bound == checked.cost, (parts, hidden, host_bound, checked.cost)
     bundles = _bundle_reports(found, assignment)
     return {
         **({"bundles": bundles} if bundles else {}),
@@ -207,20 +208,26 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
         "unsplit_flops": unsplit_flops([(found, assignment)]),
         "parts_ns": parts,
         "hidden_ns": hidden,
+        "host_bound_ns": host_bound,
         "operators_ns": per_node,
         "conversions": conversions,
     }
 
 
-def _streams(network: Network, assignment: Sequence[int]) -> tuple[Counter[int], int]:
-    """What every term, in the network's order, adds to streams (ns), and how much less the windows take."""
+def _streams(network: Network, assignment: Sequence[int]) -> tuple[Counter[int], int, int]:
+    """What every term, in the network's order, adds to kernels and traffic of windows (ns).
+
+    And how much less the windows take since these run at the same time, and how much more since the host takes longer.
+    """
     found = Counter[int]()
     for window, terms in zip(network.windows, window_terms(network), strict=True):
         numbers = (*window.variables, *(len(network.variables) + k for k in window.edges))
         for number, (scope, table) in zip(numbers, terms, strict=True):
             options = tuple(assignment[v] for v in scope)
-            found[number] += sum(table.item(k, *options) for k in range(window.streams))
-    return found, found.total() - sum(map(max, window_streams(network, assignment)))
+            found[number] += sum(table.item(k, *options) for k in (KERNELS, TRAFFIC))
+    each = window_streams(network, assignment)
+    device = sum(max(streams[KERNELS], streams[TRAFFIC]) for streams in each)
+    return found, found.total() - device, sum(map(max, each)) - device
 
 
 def _bundle_reports(found: Encoding, assignment: Sequence[int]) -> list[dict[str, Any]]:

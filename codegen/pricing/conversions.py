@@ -95,9 +95,11 @@ class Conversions:
         at: int = -1,
         *,
         slot: PriceSlot = PriceSlot.KERNEL,
+        calls: int = 1,
     ) -> None:
         """Work of a device without communication."""
-        self.add(Item(part, kind, phase, node, at=node if at < 0 else at, slot=slot, ns=ns, count=self.k))
+        where = node if at < 0 else at
+        self.add(Item(part, kind, phase, node, at=where, slot=slot, ns=ns, count=self.k, calls=calls))
 
     def update(
         self, kind: str, node: int, ns: int, slot: PriceSlot, axes: tuple[int, ...] = (), *, size: int = 0

@@ -45,18 +45,20 @@ class OperatorPrices(Conversions):
             return
         sources, share = self.sources(index), self.share(index)
         traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
-        kernels = 0 if self.handed(index) else entry.kernels(node, sources)
+        fused = self.handed(index)  # runs in the kernel before
+        kernels, (calls, called_back) = entry.kernels(node, sources), entry.calls(node, sources)
+        kernels, calls, called_back = (0, 0, 0) if fused else (kernels, calls, called_back)
         forward = self.kernel(work, traffic * entry.moved(node), kernels)
-        self.work("compute", node.op, "forward", index, forward, at)
+        self.work("compute", node.op, "forward", index, forward, at, calls=calls)
         if self.mode(index) != "none" and not self.keeps_output(index):
-            self.work("compute", node.op, "recompute", index, forward, at)
+            self.work("compute", node.op, "recompute", index, forward, at, calls=calls)
         if not node.gradient:
             return
         back = work * backward_factor(node, sources, entry.matmul)
         moved = 2 * traffic * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self.item(index)
-        self.work("compute", node.op, "backward", index, self.kernel(back, moved, kernels), at)
+        self.work("compute", node.op, "backward", index, self.kernel(back, moved, kernels), at, calls=called_back)
         if entry.masked:
             count = self.numel(index, self.choice(index).output)
             self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes), at)

@@ -29,7 +29,7 @@ class PriceSlot(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One kernel or collective: `ns` once, `count` times a step (the micro-batches, or 1).
+    """One kernel or collective: `ns` once, `count` times a step (the micro-batches, or 1), in `calls` calls each time.
 
     `node` is the operator, or the tensor that moves or is updated; it runs at node `at`. `axes` are the mesh axes that
     communicate (empty: no communication), `bytes` the size of the message.
@@ -45,6 +45,7 @@ class Item:
     count: int
     axes: tuple[int, ...] = ()
     bytes: int = 0
+    calls: int = 1
 
     @property
     def total_ns(self) -> int:
@@ -74,7 +75,8 @@ class Kept:
 class Overlap:
     """ns of a step in one phase of a layer: kernels with all that they wait for, and traffic of weights beside them.
 
-    `reduced_ns` of the traffic runs once a step, which is counted as part of the update.
+    `reduced_ns` of the traffic runs once a step, which is counted as part of the update. `host_ns`: what the host needs
+    to issue all of it.
     """
 
     layer: str
@@ -82,11 +84,23 @@ class Overlap:
     kernels_ns: int
     traffic_ns: int
     reduced_ns: int = 0
+    host_ns: int = 0
 
     @property
     def hidden_ns(self) -> int:
         """Time saved by running both at once."""
         return min(self.kernels_ns, self.traffic_ns)
+
+    @property
+    def host_bound_ns(self) -> int:
+        """Time in which the device waits for the host."""
+        return max(0, self.host_ns - max(self.kernels_ns, self.traffic_ns))
+
+    @property
+    def longest(self) -> str:
+        """Which of the three takes as long as all of them: "kernels", "weights" or "host"; kernels if equal."""
+        each = {"kernels": self.kernels_ns, "weights": self.traffic_ns, "host": self.host_ns}
+        return max(each, key=lambda name: each[name])
 
 
 @dataclass
@@ -94,13 +108,14 @@ class StagePrice:
     """All items of a step, and all memory.
 
     `layer_of` names, for nodes of layers that hide the traffic of their weights (`formulation.encoding.overlap`), the
-    layer; there are `micro_batches` in a step.
+    layer; there are `micro_batches` in a step. `host_ns`: what the host needs for a call.
     """
 
     items: list[Item] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     layer_of: Mapping[int, str] = field(default_factory=dict)
     micro_batches: int = 1
+    host_ns: int = 0
 
     @property
     def overlaps(self) -> list[Overlap]:
@@ -108,20 +123,24 @@ class StagePrice:
 
         Recomputation counts as backward. Reductions that run once a step hide in the last micro-batch.
         """
-        each: dict[str, list[list[int]]] = {}  # of a layer kernels and traffic of forward and backward, and reductions
+        # Of a layer kernels, traffic and the host in forward and backward, and in what is reduced once.
+        each: dict[str, list[list[int]]] = {}
         for item in self.items:
             layer = self.layer_of.get(item.at)
             if layer is None or (item.phase == "update" and not item.reduces):
                 continue
             place = 2 if item.phase == "update" else int(item.phase != "forward")
-            each.setdefault(layer, [[0, 0] for _ in range(3)])[place][item.hides] += item.total_ns
+            streams = each.setdefault(layer, [[0, 0, 0] for _ in range(3)])[place]
+            streams[item.hides] += item.total_ns
+            streams[2] += item.calls * item.count * self.host_ns
         found, k = [], self.micro_batches
-        for layer, (forward, backward, (_, reduced)) in each.items():
-            last = [ns // k for ns in backward]
-            found.append(Overlap(layer, "forward", *forward))
+        for layer, (forward, backward, (_, reduced, issued)) in each.items():
+            kernels, traffic, host = (ns // k for ns in backward)
+            found.append(Overlap(layer, "forward", forward[0], forward[1], host_ns=forward[2]))
             if k > 1:
-                found.append(Overlap(layer, "backward", *(ns - one for ns, one in zip(backward, last, strict=True))))
-            found.append(Overlap(layer, "backward", last[0], last[1] + reduced, reduced))
+                before = backward[0] - kernels, backward[1] - traffic
+                found.append(Overlap(layer, "backward", *before, host_ns=backward[2] - host))
+            found.append(Overlap(layer, "backward", kernels, traffic + reduced, reduced, host + issued))
         return found
 
     @property
@@ -129,12 +148,17 @@ class StagePrice:
         """ns of a step in which weights are gathered, or gradients reduced, while a layer computes."""
         return sum(overlap.hidden_ns for overlap in self.overlaps)
 
+    @property
+    def host_bound_ns(self) -> int:
+        """ns of a step in which layers wait for the host."""
+        return sum(overlap.host_bound_ns for overlap in self.overlaps)
+
     def phase_ns(self, phase: Phase) -> int:
-        """ns of a step in one phase; what is hidden counts less."""
+        """ns of a step in one phase; what is hidden counts less, and waiting for the host more."""
         taken = sum(item.total_ns for item in self.items if item.phase == phase)
         if phase == "update":
             return taken - sum(min(overlap.hidden_ns, overlap.reduced_ns) for overlap in self.overlaps)
-        hidden = (max(0, o.hidden_ns - o.reduced_ns) for o in self.overlaps if o.phase == phase)
+        hidden = (max(0, o.hidden_ns - o.reduced_ns) - o.host_bound_ns for o in self.overlaps if o.phase == phase)
         return taken - sum(hidden)
 
     @property
@@ -160,7 +184,7 @@ class StagePrice:
 
     @property
     def objective_ns(self) -> int:
-        return sum(item.total_ns for item in self.items) - self.hidden_ns
+        return sum(item.total_ns for item in self.items) - self.hidden_ns + self.host_bound_ns
 
     @property
     def memory_bytes(self) -> int:

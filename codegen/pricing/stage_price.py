@@ -32,7 +32,7 @@ def stage_price(
         for i in layer.nodes
         if not known.constant[i]
     }
-    price = StagePrice(layer_of=layer_of, micro_batches=plan.micro_batches)
+    price = StagePrice(layer_of=layer_of, micro_batches=plan.micro_batches, host_ns=plan.machine.device.host_ns)
     for part in (plan, *plan.ranges.values()):
         made = _Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
         made.run()

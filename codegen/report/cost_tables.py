@@ -1,12 +1,13 @@
 """Tables of costs: of a stage by module, collective and kind of memory; of a pipeline by stage and transfer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...model.graph.layout import COLLECTIVES
 from ..plan.plan import Plan
 from ..pricing.axis_groups import axis_groups, steps_text
 from ..pricing.plan_price import PlanPrice
-from ..pricing.price_items import MEMORY, PARTS, Item, PriceSlot, StagePrice
+from ..pricing.price_items import MEMORY, PARTS, Item, Overlap, PriceSlot, StagePrice
 from .tables import Table, place
 from .words import bytes_text, contents, label, module_of, pattern, percent
 
@@ -44,6 +45,8 @@ def modules_table(plan: Plan, price: StagePrice) -> Table:
     unit, size = time_unit(price)
     total, modules = sum(price.ns.values()), by_module(plan, price)
     hidden = f", of which {price.hidden_ns / size:,.2f} {unit} hide behind kernels" if price.hidden_ns else ""
+    if price.host_bound_ns:
+        hidden += f"; besides, devices wait {price.host_bound_ns / size:,.2f} {unit} for the host"
 
     def row(name: str, ns: dict[str, int], kept: int) -> tuple[str, ...]:
         spent = sum(ns.values())
@@ -64,21 +67,27 @@ def modules_table(plan: Plan, price: StagePrice) -> Table:
 
 
 def overlap_table(price: StagePrice) -> Table:
-    """Kernels and weight traffic of the layers that run both at the same time."""
+    """Kernels, weight traffic and, where it is modelled, the host, in the layers that have them at the same time."""
     unit, size = time_unit(price)
-    found: dict[tuple[str, int, int], list[str]] = {}
+    found: dict[Overlap, list[str]] = {}
     for overlap in price.overlaps:
-        found.setdefault((overlap.phase, overlap.kernels_ns, overlap.traffic_ns), []).append(overlap.layer)
+        found.setdefault(replace(overlap, layer=""), []).append(overlap.layer)
     rows = []
-    for (phase, kernels, traffic), (first, *others) in found.items():
+    for overlap, (first, *others) in found.items():
         name = f"{first} and {len(others)} more" if others else first
-        times = (ns * (1 + len(others)) for ns in (kernels, traffic, max(0, traffic - kernels)))
-        rows.append((name, phase, *(f"{ns / size:,.2f}" for ns in times)))
+        exposed = max(0, overlap.traffic_ns - overlap.kernels_ns) + overlap.host_bound_ns
+        times = (overlap.kernels_ns, overlap.traffic_ns, *((overlap.host_ns,) if price.host_ns else ()), exposed)
+        cells = (f"{ns * (1 + len(others)) / size:,.2f}" for ns in times)
+        rows.append((name, overlap.phase, *cells, *((overlap.longest,) if price.host_ns else ())))
     note = (
         f"{unit} of a step: weights are gathered and gradients reduced beside the kernels of a layer, in all but the "
         "first; what is exposed makes the layer longer. The last micro-batch's backward has a row of its own."
     )
-    return Table("Overlap by layer", note, ("layer", "phase", "kernels", "weight traffic", "exposed"), tuple(rows))
+    host, longest = (("host",), ("longest",)) if price.host_ns else ((), ())
+    if price.host_ns:
+        note += f" The host needs {price.host_ns / 1e3:,.1f} us for each call of the framework."
+    columns = ("layer", "phase", "kernels", "weight traffic", *host, "exposed", *longest)
+    return Table("Overlap by layer", note, columns, tuple(rows))
 
 
 _WHY = {

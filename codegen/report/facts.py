@@ -105,10 +105,11 @@ def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     if again and plan.size == 1:
         again += f"; {percent(price.stages[0].recompute_ns, price.objective_ns)} of the step"
     traffic = sum(overlap.traffic_ns for stage in price.stages for overlap in stage.overlaps)
-    hidden = sum(stage.hidden_ns for stage in price.stages)
+    hidden, waited = (sum(ns) for ns in zip(*((s.hidden_ns, s.host_bound_ns) for s in price.stages), strict=True))
     return (
         ("step", f"{step}; {samples}" if samples else step),
         *((("overlap", _overlap_text(hidden, traffic, unit, size)),) if traffic else ()),
+        *((("host", f"devices wait {waited / size:,.2f} {unit} for it to issue calls"),) if waited else ()),
         ("memory", memory),
         *((("recompute", again),) if again else ()),
         ("mesh", mesh_sentence(plan)),

@@ -18,8 +18,8 @@ from .facts import Facts
 from .words import contents
 
 Event: TypeAlias = dict[str, Any]
-_Window: TypeAlias = tuple[list[Item], list[Item]]
-"""Two streams that run at the same time."""
+_Window: TypeAlias = tuple[list[Item], list[Item], list[Item]]
+"""Streams that run at the same time: kernels, traffic, and the host, with what it needs for each of these."""
 
 _COLLECTIVE = frozenset(action.value for action in COLLECTIVES)
 DEVICE = 0  # the track of the device itself; one for each group of axes follows
@@ -56,7 +56,7 @@ def _slot(run: SlotRun) -> Event:
 
 
 def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
-    """The last item ends with the step: a layer's traffic of weights runs beside its kernels, everything else in turn.
+    """The last item ends with the step: beside a layer's kernels run its traffic and the host, the rest in turn.
 
     Of more than two micro-batches the first and the last are shown in full, those between as one block.
     """
@@ -74,16 +74,19 @@ def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
     copies = DEVICE + 1 + len(groups)
     if any(item.hides and item.kind not in _COLLECTIVE for item in items if item.at in price.layer_of):
         events.append(_name("thread_name", copies, "copies of weights"))
+    host = copies + 1
+    if price.host_ns and price.layer_of:
+        events.append(_name("thread_name", host, "host"))
     now = 0
 
     def run(windows: Sequence[_Window], words: str) -> None:
         nonlocal now
         for window in windows:
-            for own, stream in zip((DEVICE, copies), window, strict=True):
+            for own, stream in zip((DEVICE, copies, host), window, strict=True):
                 start = now
                 for item in stream:
                     if item.ns:
-                        track = tracks[item.axes] if item.kind in _COLLECTIVE else own
+                        track = tracks[item.axes] if item.kind in _COLLECTIVE and own != host else own
                         events.append(_event(plan, item, track, start, words))
                         start += item.ns
             now += _length(window)
@@ -96,18 +99,20 @@ def _items(plan: Plan, price: StagePrice, title: str) -> list[Event]:
         now += length
     if k > 1:
         run(last, f"micro-batch {k}")
-    run([([item], []) for item in update], "once a step")
+    run([([item], [], []) for item in update], "once a step")
     assert now == price.objective_ns, (now, price.objective_ns)
     return events
 
 
 def _beside(price: StagePrice, items: Iterable[Item]) -> list[_Window]:
-    """The items of a phase as windows: of a layer that hides traffic its kernels, and its traffic; others alone."""
+    """The items of a phase as windows: of a layer that hides traffic its three streams; other items alone."""
     found: dict[object, _Window] = {}
     for number, item in enumerate(items):
         layer = price.layer_of.get(item.at)
-        window = found.setdefault(number if layer is None else layer, ([], []))
+        window = found.setdefault(number if layer is None else layer, ([], [], []))
         window[layer is not None and item.hides].append(item)
+        if layer is not None:
+            window[2].append(replace(item, ns=item.calls * price.host_ns))
     return list(found.values())
 
 
@@ -118,7 +123,7 @@ def _length(window: _Window) -> int:
 def _once(item: Item, micro_batches: int) -> Item:
     """An item with all its repetitions in one micro-batch: a special strategy may send several times."""
     times = 1 if item.phase == "update" else item.count // micro_batches
-    return replace(item, ns=item.ns * times, count=item.count // times)
+    return replace(item, ns=item.ns * times, count=item.count // times, calls=item.calls * times)
 
 
 def _ordered(items: Sequence[Item], phase: Phase) -> Iterator[Item]:

@@ -5,8 +5,9 @@ backward. Of L equal layers in a row, with G ns of kernels and W ns of weight tr
 
     W + (L - 1) max(G, W) + G
 
-so each layer costs max(G, W), but for the first one, which costs G + W: nothing runs beside its gather, the first of
-the forward, nor beside its reduction, the last of the backward.
+so each layer costs max(G, W), or what the host needs to issue all of it if that is longer, but for the first one,
+which costs G + W: nothing runs beside its gather, the first of the forward, nor beside its reduction, the last of the
+backward.
 """
 
 from ...model.graph.pcg import PCG
@@ -15,6 +16,9 @@ from ..bundles.bundles import find_bundles
 from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
 from .recomputable_segments import recomputable_segments
+
+KERNELS, TRAFFIC, HOST = range(3)
+"""The streams of a window: G, W, and what the host needs, which may be missing."""
 
 
 def hiding_layers(pcg: PCG, classes: Classes, space: SearchSpace, first: bool = False) -> tuple[Segment, ...]:

@@ -1,7 +1,10 @@
 """Which segments may be recomputed, and how their tensors cross them."""
 
+import numpy as np
+import numpy.typing as npt
+
 from ...model.graph.pcg import PCG
-from ...model.graph.segments import Segment, segments
+from ...model.graph.segments import Segment, gives_product, segments
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import OperandCosts
 from ..strategies.tensor_classes import Classes
@@ -28,6 +31,13 @@ class RecomputableSegments:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
         self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
+
+    def output_kept(self, node: int, mode: str) -> npt.NDArray[np.bool_]:
+        """The options with which a recomputed node keeps its output: of a product in which nothing is sent."""
+        found = self.costs.options.of(node)
+        special = np.array([bool(row.special) for row in found.rows])[found.choice]
+        local: npt.NDArray[np.bool_] = ~np.logical_and(special, np.array(self.costs.placement.sizes) > 1).any(axis=1)
+        return local if mode == "selective" and gives_product(self.pcg, node) else np.zeros_like(local)
 
     def leaves(self, base: int) -> bool:
         """True if a tensor is computed in a segment and read outside of it."""

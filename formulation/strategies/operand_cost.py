@@ -113,6 +113,15 @@ class OperandCosts:
         times: Array = self.micro_batches * table.forward[given, required]
         return times
 
+    def undecided_calls(self, node: int, operand: int) -> Array | int:
+        """Calls of the framework in a step for that conversion."""
+        kind = self.kind(node, operand)
+        if kind not in ("constant", "handed"):
+            return 0
+        table, given, required = self._undecided(node, operand, kind)
+        calls: Array = table.calls[0, given, required].astype(np.int64)
+        return self.micro_batches * calls
+
     def undecided_bytes(self, node: int, operand: int) -> Array | int:
         """Bytes of an operand that the operator keeps and no edge counts."""
         kind, found = self.kind(node, operand), self.options.of(node)

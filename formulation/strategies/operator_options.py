@@ -37,10 +37,11 @@ Array = npt.NDArray[np.int64]
 class OperatorOptions:
     """Options of a node: `choice[o, axis]` is a row, `inputs[i][o]` and `output[o]` are layout codes.
 
-    `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone. `kept_bytes` is what the
-    operator itself keeps for backward (its output or mask; kept inputs belong to the edges), `transient_bytes` what it
-    holds at the turn to backward only. `saves[i]`: input i is kept, except by the options in `copied[i]`; `items[i]`
-    are the bytes of an element. `saves_output[o]`: what is kept stands for the output.
+    `time_ns` is of one micro-batch, forward and backward, `forward_ns` its forward alone; `calls` [2, o] are those of
+    the framework in forward, and in backward. `kept_bytes` is what the operator itself keeps for backward (its output
+    or mask; kept inputs belong to the edges), `transient_bytes` what it holds at the turn to backward only. `saves[i]`:
+    input i is kept, except by the options in `copied[i]`; `items[i]` are the bytes of an element. `saves_output[o]`:
+    what is kept stands for the output.
     """
 
     rows: tuple[Row, ...]
@@ -51,6 +52,7 @@ class OperatorOptions:
     output_space: Space
     time_ns: Array
     forward_ns: Array
+    calls: Array
     kept_bytes: Array
     transient_bytes: Array
     saves: tuple[bool, ...]
@@ -68,7 +70,7 @@ class OperatorOptions:
             name: getattr(self, name)[keep]
             for name in ("choice", "output", "time_ns", "forward_ns", "kept_bytes", "transient_bytes", "saves_output")
         }
-        return replace(self, inputs=inputs, copied=copied, **arrays)
+        return replace(self, inputs=inputs, copied=copied, calls=self.calls[:, keep], **arrays)
 
 
 def operator_options(
@@ -118,6 +120,7 @@ def operator_options(
         output_space=spaces[-1],
         time_ns=time_ns,
         forward_ns=forward_ns,
+        calls=costs.calls(),
         kept_bytes=costs.kept_bytes(),
         transient_bytes=costs.transient_bytes(),
         saves=tuple(name in saved for name in costs.entry.named(this)),

@@ -36,12 +36,14 @@ class OptionCosts:
         self.share = self._share(choice)  # of the work, the most that one rank has
         self.copied = [np.zeros(len(choice), dtype=bool) for _ in at.sources]
         self.sent = np.zeros((3, len(choice)), dtype=np.int64)  # ns forward and backward, bytes kept
+        self.messages = np.zeros((2, len(choice)), dtype=np.int64)  # forward and backward
         self.stored = [s.numel[c] for s, c in zip(at.spaces, self.inputs, strict=False)]
         exchanges = (specials.special[choice] & (np.array(at.transitions.axes) > 1)).any(axis=1)
         self.fused = ~exchanges & bool(at.fused)  # an exchange of its own makes it several kernels
         for option in np.flatnonzero(specials.among(choice)):
             cost = specials.cost(choice[option], [int(c[option]) for c in codes])
             self.sent[:, option], self.share[option] = cost.amounts, self.share[option] * cost.work
+            self.messages[:, option] = cost.messages
             for operand in cost.copied:
                 self.copied[operand][option] = True
             if cost.spread is not None:
@@ -107,12 +109,27 @@ class OptionCosts:
             traffic = self._traffic()
             forward = time = roofline.ns(work, traffic * entry.moved(node), self._kernels)
             time = time + self._backward_ns(work, traffic) if node.gradient else time
-        dense = node.gradient and not node.get("sparse")
-        if dense and self.looked_up and self.sources[self.looked_up[0]].gradient:
-            table = self.looked_up[0]  # whose gradient is zeroed, then added to
+        table = self._dense_table()
+        if table is not None:  # whose gradient is zeroed, then added to
             cleared: npt.NDArray[Any] = self.stored[table] * self.items[table] * 1.0
             time = time + roofline.memory_ns(cleared)
         return forward + self.sent[0], time + self.sent[0] + self.sent[1] * node.gradient
+
+    def _dense_table(self) -> int | None:
+        """The operand whose rows are looked up, if it has a dense gradient."""
+        if self.looked_up is None or not self.node.gradient or self.node.get("sparse"):
+            return None
+        return self.looked_up[0] if self.sources[self.looked_up[0]].gradient else None
+
+    def calls(self) -> Array:
+        """[2, options]: calls of the framework in forward, and in backward; every message is one."""
+        forward, backward = self.entry.calls(self.node, self.sources)
+        more = (self.entry.masked and backward > 0) + (self._dense_table() is not None)
+        own = self.messages.copy()
+        own[1] *= self.node.gradient
+        own += np.array([[forward], [backward]]) * ~np.asarray(self.fused)
+        own[1] += more
+        return own
 
     def _backward_ns(self, work: Floats, traffic: Floats) -> Array:
         entry, node, roofline = self.entry, self.node, self.at.roofline

@@ -18,11 +18,13 @@ from .row import Row
 class SpecialCost(NamedTuple):
     """What the special rows of one option add.
 
-    `amounts` are ns forward and backward, and bytes kept; `work` the factor by which the work is more than an even
-    share; `copied` the operands of which something else is kept; `spread` how joined tables, the first operand, lie.
+    `amounts` are ns forward and backward, and bytes kept; `messages` how many are sent forward and backward; `work` the
+    factor by which the work is more than an even share; `copied` the operands of which something else is kept; `spread`
+    how joined tables, the first operand, lie.
     """
 
     amounts: tuple[int, int, int]
+    messages: tuple[int, int]
     work: float
     copied: tuple[int, ...]
     spread: TableSpread | None
@@ -60,7 +62,7 @@ class SpecialRows:
     def cost(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> SpecialCost:
         inputs, output = self._layouts(codes)
         sizes, sums, work, copied = self.at.transitions.axes, [0, 0, 0], 1.0, set[str]()
-        spread = None
+        spread, messages = None, [0, 0]
         for axis, row in enumerate(self.at.rows[r] for r in choice):
             if not row.special or sizes[axis] == 1:
                 continue
@@ -71,9 +73,10 @@ class SpecialRows:
             for message in entry.messages(part):
                 ns = self.at.transitions.step_ns(axis, message.action, message.size_bytes)
                 sums[message.backward] += ns * message.times
+                messages[message.backward] += message.times
             sums[2] = max(sums[2], entry.kept(part))
             work *= entry.work(part)
             copied.update(entry.copied(part))
         names = operator(self.situation.node.op).named(self.situation.node)
         operands = tuple(k for k, name in enumerate(names) if name in copied)
-        return SpecialCost((sums[0], sums[1], sums[2]), work, operands, spread)
+        return SpecialCost((sums[0], sums[1], sums[2]), (messages[0], messages[1]), work, operands, spread)

@@ -28,6 +28,7 @@ from ..reduction.statuses import Kind
 
 Codes = npt.NDArray[np.int64]
 Times = npt.NDArray[np.int64]
+Calls = npt.NDArray[np.int16]
 
 ACTIONS = tuple(Action)
 _NUMBER = {action: i for i, action in enumerate(ACTIONS)}
@@ -218,15 +219,22 @@ def _programs(axes: int, base: int, sources: bytes, targets: bytes) -> tuple[_Ph
 class Table:
     """All pairs of the legal layouts of a tensor, [codes, codes] in the order of `codes`.
 
-    `total` and `forward` are ns (forward alone is what a repeated conversion costs), `moves` whether the value moves in
-    memory, `via` an intermediate layout of the cheapest route (-1: the direct program).
+    `total` and `forward` are ns (forward alone is what a repeated conversion costs), `via` an intermediate layout of
+    the cheapest route (-1: the direct program). `calls` [2, codes, codes] are those of the framework in forward, and in
+    backward: one for every move.
     """
 
     codes: Codes
     total: Times
     forward: Times
-    moves: npt.NDArray[np.bool_]
     via: npt.NDArray[np.int16]
+    calls: Calls
+
+    @cached_property
+    def moves(self) -> npt.NDArray[np.bool_]:
+        """Whether the value moves in memory."""
+        found: npt.NDArray[np.bool_] = self.calls[0] > 0
+        return found
 
     @cached_property
     def position(self) -> npt.NDArray[np.int64]:
@@ -245,7 +253,7 @@ class Table:
 
 
 @njit(cache=True)
-def _close(total: Times, forward: Times, moves: npt.NDArray[np.bool_], via: npt.NDArray[np.int16]) -> None:
+def _close(total: Times, forward: Times, via: npt.NDArray[np.int16], calls: Calls) -> None:
     """Floyd and Warshall: shortest routes through any layout; what is equally cheap stays direct."""
     n = len(total)
     for k in range(n):
@@ -258,7 +266,8 @@ def _close(total: Times, forward: Times, moves: npt.NDArray[np.bool_], via: npt.
                 if through < total[i, j]:
                     total[i, j] = through
                     forward[i, j] = forward[i, k] + forward[k, j]
-                    moves[i, j] = moves[i, k] | moves[k, j]
+                    calls[0, i, j] = calls[0, i, k] + calls[0, k, j]
+                    calls[1, i, j] = calls[1, i, k] + calls[1, k, j]
                     via[i, j] = k
 
 
@@ -312,20 +321,19 @@ class Transitions:
         times = (latency[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
         return _ns(reduce(np.minimum, times))
 
-    def direct(
-        self, tensor: Space, codes: Codes, itemsize: int, gradient: bool
-    ) -> tuple[Times, Times, npt.NDArray[np.bool_]]:
-        """Forward and backward ns of the direct programs between all pairs, and whether the value moves."""
+    def direct(self, tensor: Space, codes: Codes, itemsize: int, gradient: bool) -> tuple[Times, Times, Calls]:
+        """Forward and backward ns of the direct programs between all pairs, and the calls of both."""
         shape = (len(codes), len(codes))
         forward, backward = np.zeros(prod(shape), dtype=np.int64), np.zeros(prod(shape), dtype=np.int64)
-        moves = np.zeros(prod(shape), dtype=bool)
+        calls = np.zeros((2, prod(shape)), dtype=np.int16)
         sizes = tensor.numel * itemsize
         for phase in _programs(len(self.axes), tensor.base, codes.tobytes(), codes.tobytes()):
             forward[phase.pairs] += self._times(phase.axis, phase.value, sizes[phase.value_code])
-            moves[phase.pairs] |= phase.value != _NUMBER[Action.NOTHING]
+            calls[0, phase.pairs] += phase.value != _NUMBER[Action.NOTHING]
             if gradient:
                 backward[phase.pairs] += self._times(phase.axis, phase.gradient, sizes[phase.gradient_code])
-        return forward.reshape(shape), backward.reshape(shape), moves.reshape(shape)
+                calls[1, phase.pairs] += phase.gradient != _NUMBER[Action.NOTHING]
+        return forward.reshape(shape), backward.reshape(shape), calls.reshape(2, *shape)
 
     def table(self, tensor: Space, itemsize: int, gradient: bool) -> Table:
         """Cheapest routes between the legal layouts of a tensor whose elements have `itemsize` bytes.
@@ -335,10 +343,10 @@ class Transitions:
         key = (tensor, itemsize, gradient)
         if key not in self._tables:
             codes = tensor.legal(addends=gradient)
-            forward, backward, moves = self.direct(tensor, codes, itemsize, gradient)
-            total, via = forward + backward, np.full(moves.shape, -1, dtype=np.int16)
-            _close(total, forward, moves, via)
-            self._tables[key] = Table(codes, total, forward, moves, via)
+            forward, backward, calls = self.direct(tensor, codes, itemsize, gradient)
+            total, via = forward + backward, np.full(forward.shape, -1, dtype=np.int16)
+            _close(total, forward, via, calls)
+            self._tables[key] = Table(codes, total, forward, via, calls)
         return self._tables[key]
 
 

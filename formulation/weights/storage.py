@@ -262,6 +262,11 @@ def _summed(choice: Storage) -> Iterator[tuple[tuple[int, ...], Flags]]:
             yield found, np.array([other == found for other in of_option])
 
 
+def reduced_once(choice: Storage) -> Flags:
+    """Which options add up the gradient over axes, once a step; see `reduce_ns`."""
+    return choice.space.has(choice.codes, B).any(axis=1) & ~choice.scattered
+
+
 def _bucketed(moved: Sequence[tuple[CollectivePrice, int]], numel: Array) -> Array:
     """Time of the elements' share of full buckets; `moved`: collectives, and the bytes of an element in each."""
     latency = sum(line.latency_ns * item for line, item in moved)

@@ -38,8 +38,9 @@ class Device:
     """One rank's processor: memory in bytes, memory bandwidth in bytes/s, `peak` in FLOP/s by dtype.
 
     `reserved_bytes`: context and communication buffers; `matmul_efficiency`: the share of the peak that large matrix
-    products reach; `launch_ns`: time between two kernel launches of the host; `host_bandwidth`: between the device and
-    the host's memory, bytes/s in each direction (None: unknown).
+    products reach; `launch_ns`: what a kernel takes besides its work; `host_bandwidth`: between the device and the
+    host's memory, bytes/s in each direction (None: unknown); `host_ns`: what the host needs to issue a call of the
+    framework (0: the host is not modelled, as where it is the device).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Device:
     matmul_efficiency: float
     launch_ns: float
     host_bandwidth: float | None = None
+    host_ns: int = 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -167,6 +169,8 @@ class Machine:
         device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
         if self.device.host_bandwidth is None:
             del device["host_bandwidth"]
+        if not self.device.host_ns:
+            del device["host_ns"]
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
@@ -211,7 +215,7 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
 def merged_device(machine: Machine, devices: int, launches: bool = True) -> Machine:
     """A machine of one device with the compute, bandwidth and memory of `devices` of the machine's devices.
 
-    It launches kernels as fast as one of them, or in no time without `launches`.
+    It launches kernels as fast as one of them, or in no time, host and device, without `launches`.
     """
     one = machine.device
     host = None if one.host_bandwidth is None else one.host_bandwidth * devices
@@ -222,6 +226,7 @@ def merged_device(machine: Machine, devices: int, launches: bool = True) -> Mach
         peak={dtype: rate * devices for dtype, rate in one.peak.items()},
         host_bandwidth=host,
         launch_ns=one.launch_ns if launches else 0.0,
+        host_ns=one.host_ns if launches else 0,
     )
     return replace(machine, name=f"{devices} devices of {machine.name} as one", levels=(ALONE,), device=device)
 
@@ -277,4 +282,5 @@ def _device(data: Any) -> Device:
         matmul_efficiency=rate(data["matmul_efficiency"]),
         launch_ns=number(data["launch_ns"]),
         host_bandwidth=rate(data["host_bandwidth"]) if "host_bandwidth" in data else None,
+        host_ns=whole(number(data.get("host_ns", 0))),
     )

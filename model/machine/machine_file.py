@@ -179,6 +179,7 @@ class _Device(_Strict):
     matmul_efficiency: _Share
     launch_ns: _Number
     host_bandwidth: _Number | None = None
+    host_ns: _Count | None = None
 
 
 class _Machine(_Strict):

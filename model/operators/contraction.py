@@ -157,6 +157,11 @@ def grouped_product(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*made, rest.new_zeros(a.shape[1], rest.shape[1])], 1)
 
 
+def _gradients(node: Node, inputs: tuple[Node, ...]) -> int:
+    """A product, or the sum for a bias, for every input with a gradient."""
+    return sum(source.gradient for source in inputs)
+
+
 OPERATORS = (
     # Rows in groups, each with a matrix of its own; group e ends before row ends[e].
     Operator(
@@ -168,6 +173,7 @@ OPERATORS = (
         saved_for=(("x", "w"), ("w", "x")),
         flops=_grouped_work,
         matmul=True,
+        called_back=_gradients,
         reference=lambda node, x: grouped_product(*x),
         captures="transformers::grouped_mm_fallback",
     ),
@@ -179,6 +185,7 @@ OPERATORS = (
         saved=("x", "w"),
         saved_for=(("x", "w"), ("w", "x")),
         matmul=True,
+        called_back=_gradients,
         algebra=Algebra(_linear_shards, changes_rank=True),
         rewriting=_LINEAR_REWRITING,
     ),
@@ -191,6 +198,7 @@ OPERATORS = (
         saved=("x", "w", "y"),
         flops=_linear_work,
         matmul=True,
+        called_back=_gradients,
         masked=True,
         reference=_linear_relu,
         algebra=Algebra(_linear_relu_shards),
@@ -202,6 +210,7 @@ OPERATORS = (
             saved=("a", "b"),
             saved_for=(("a", "b"), ("b", "a")),
             matmul=True,
+            called_back=_gradients,
             algebra=Algebra(shards, changes_rank=name == "einsum"),
             rewriting=rewriting,
         )

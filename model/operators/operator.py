@@ -40,11 +40,12 @@ class Operator:
     `random` names the attribute that only nodes which draw random numbers have; their attribute `site` counts the
     calls. The numbers are functions of seed, step, site and element, or of nodes with the attribute `native` torch's
     own, which takes `native_passes`.
-    `launches`: kernels one after another, forward and again backward, where they are more than one.
-    `fuses`: `torch.compile` makes one kernel of it and of others next to it that fuse. `masked`: the operator ends with
-    an activation, whose backward is a kernel of its own. `split` gives the cost of having a `part` (0 to 1) of an
-    index: the factor by which a rank's work exceeds that share, and the elements that it makes and keeps for backward.
-    `transfer`: it sends a tensor to another pipeline stage or receives it. `updates`
+    `launches`: kernels one after another, forward and again backward, where they are more than one. `called_back`: what
+    backward calls of PyTorch, where that is not as many kernels as forward has. `fuses`: `torch.compile` makes one
+    kernel of it and of others next to it that fuse. `masked`: the operator ends with an activation, whose backward is a
+    kernel of its own. `split` gives the cost of having a `part` (0 to 1) of an index: the factor by which a rank's work
+    exceeds that share, and the elements that it makes and keeps for backward. `transfer`: it sends a tensor to another
+    pipeline stage or receives it. `updates`
     lists operands that are buffers and change in place. `reference` computes the whole tensor in PyTorch where `emit`
     is not an expression that does. `algebra` says what rules know of the operator, `rewriting` how planning rewrites it
     (None: never). `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors
@@ -69,6 +70,7 @@ class Operator:
     view: bool = False
     creates: bool = False
     launches: Callable[[Node, tuple[Node, ...]], int] | None = None
+    called_back: Callable[[Node, tuple[Node, ...]], int] | None = None
     matmul: bool = False
     variadic: bool = False
     transfer: bool = False
@@ -121,6 +123,13 @@ class Operator:
     def kernels(self, node: Node, inputs: tuple[Node, ...]) -> int:
         """Kernels that run one after another, in forward and again in backward."""
         return 1 if self.launches is None else self.launches(node, inputs)
+
+    def calls(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int]:
+        """Calls of PyTorch in forward, and in backward: one a kernel, unless `called_back` says how many."""
+        forward = self.kernels(node, inputs) if self.passes else 0
+        if not node.gradient or not forward:
+            return forward, 0
+        return forward, forward if self.called_back is None else self.called_back(node, inputs)
 
     def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int] | None:
         """(indexed input, elements read from it) of a look-up, otherwise None."""

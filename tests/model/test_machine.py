@@ -161,6 +161,18 @@ def test_a_device_keeps_memory_for_the_plan() -> None:
         ("size: {value: 8", "size: {value: 8.5", r"levels\.1\.size\.value: .*whole number, not 8\.5"),
         ("size: {value: 8", "size: {value: 1e20", "devices; the most is"),
         ("matmul_efficiency: {value: 0.69", "matmul_efficiency: {value: 1.1", r"device\.matmul_efficiency\.value: "),
+        (
+            "device:\n",
+            "device:\n  host_ns: {value: -1, source: x}\n",
+            r"device\.host_ns\.value: .*greater than 0, not -1",
+        ),
+        (
+            "device:\n",
+            "device:\n  host_ns: {value: 0.1, source: x}\n",
+            r"device\.host_ns\.value: .*whole number, not 0\.1",
+        ),
+        ("device:\n", "device:\n  host_ns: {value: soon, source: x}\n", r"device\.host_ns\.value: .*not 'soon"),
+        ("device:\n", "device:\n  host_ns: 8000\n", r"device\.host_ns: should be \{value"),
         ("reserved_bytes: {value: 2e9", "reserved_bytes: {value: 2e12", "reserves 2000000000000 of"),
         ("  - name: gpu", "  - name: node", "names a level twice: node, node"),
         ("  - name: gpu", "  - name: ''", r"levels\.1\.name: "),

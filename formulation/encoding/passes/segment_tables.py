@@ -16,7 +16,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ....model.graph.segments import gives_product
 from ....model.operators.operator import operator
 from ...network.network import SwitchTables
 from ...strategies.operator_options import OperatorOptions
@@ -25,7 +24,6 @@ from ...weights.storage import cast_ns
 from ..builder import Conversion, NetworkBuilder
 
 Array = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 ModeTables: TypeAlias = tuple[Array, Array, Array]
 """Of one mode: ns of a step, bytes kept, bytes brought back."""
 
@@ -69,24 +67,17 @@ class SegmentTables:
             if mode == "none":
                 yield cost, use[:, 0], np.zeros_like(cost)
                 continue
-            given = self._output_kept(node, mode)
+            given = self.segments.output_kept(node, mode)
             time = cost + converted + np.where(given, 0, found.forward_ns * self.micro_batches)
             kept = use[:, 0] - self.in_flight * (own - np.where(given, output, 0))
             yield time, kept, own - np.where(given, made, 0)
-
-    def _output_kept(self, node: int, mode: str) -> Mask:
-        """The options with which a recomputed node keeps its output: of a product in which nothing is sent."""
-        found = self.costs.options.of(node)
-        special = np.array([bool(row.special) for row in found.rows])[found.choice]
-        local: Mask = ~np.logical_and(special, np.array(self.builder.placement.sizes) > 1).any(axis=1)
-        return local if mode == "selective" and gives_product(self.builder.pcg, node) else np.zeros_like(local)
 
     def _inside(self, conversion: Conversion, use: Use) -> Iterator[ModeTables]:
         """From where a tensor is computed to its one reader in the segment."""
         (cost, kept), base = self._plain(conversion), conversion.base
         once, copied = self._converted(base, self.costs.options.of(base).output, use)
         for mode in self.modes:
-            given = self._output_kept(base, mode)[:, None]
+            given = self.segments.output_kept(base, mode)[:, None]
             yield self._recomputed(mode, (cost, kept), once, np.where(given, copied, kept // self.in_flight))
 
     def _entering(self, conversion: Conversion, use: Use) -> Iterator[ModeTables]:
@@ -116,7 +107,7 @@ class SegmentTables:
             if mode == "none":
                 yield cost, kept, np.zeros_like(cost)
                 continue
-            stays = self._output_kept(base, mode)[:, None]
+            stays = self.segments.output_kept(base, mode)[:, None]
             there, back = np.where(moves | ~stays, size, 0), np.where(moves | ~(held | stays), inside * size, 0)
             layouts = [outside * there, there][:halves]
             yield cost + once, self.in_flight * np.concatenate(layouts, axis=1), np.tile(back, halves)

@@ -1,9 +1,10 @@
 """Windows: a layer computes while weights are gathered and gradients reduced; see `encoding.overlap`.
 
-Forward and backward of a layer are windows of two streams: G, kernels and all that they wait for, and W, conversions
-of weights and reductions of gradients. What is reduced once a step hides in the last micro-batch only, so that of
-several micro-batches the last backward is a window of its own. A layer's costs move from its tables to the streams;
-what belongs to no micro-batch, such as the update, stays.
+Forward and backward of a layer are windows of three streams: G, kernels and all that they wait for, W, conversions of
+weights and reductions of gradients, and H, the host, which issues the calls of both. What is reduced once a step hides
+in the last micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
+move from its tables to the streams; what belongs to no micro-batch, such as the update, stays. A window has no H where
+that is never longer than G, whatever is chosen: the sum over its tables of the most that H exceeds G is not above 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...network.network import INFINITE, SwitchTables, Table, Window
-from ...weights.storage import accumulate_ns, cast_ns, reduce_ns, scatter_ns
+from ...weights.storage import accumulate_ns, cast_ns, reduce_ns, reduced_once, scatter_ns
 from ..builder import Conversion
-from ..overlap import hiding_layers
+from ..overlap import HOST, KERNELS, hiding_layers
 from .encoding_pass import EncodingPass
 from .operators import operator_key
 
@@ -25,7 +26,7 @@ Array = npt.NDArray[np.int64]
 
 
 class _Streams(NamedTuple):
-    """ns of a step; `again`: forward traffic that recomputation repeats."""
+    """ns of a step, and calls of the host in it; `again`: traffic, and calls, of forward that recomputation repeats."""
 
     forward: Array | int = 0
     forward_traffic: Array | int = 0
@@ -33,14 +34,29 @@ class _Streams(NamedTuple):
     backward_traffic: Array | int = 0
     reduced: Array | int = 0
     again: Array | int = 0
+    forward_calls: Array | int = 0
+    backward_calls: Array | int = 0
+    reduced_calls: Array | int = 0
+    again_calls: Array | int = 0
+
+
+class _Split(NamedTuple):
+    """A cost table and the windows of a layer: what stays of it, and in each window the streams G and W.
+
+    `with_host`: G, W and H, empty without a host; `excess`: the most that H is longer than G.
+    """
+
+    stays: Table
+    streams: tuple[Table, ...]
+    with_host: tuple[Table, ...]
+    excess: tuple[int, ...]
 
 
 class _Moved(NamedTuple):
-    """A cost table moved to the windows of a layer: what stays of it, and the streams in each window."""
+    """A table of the layer of this number."""
 
     layer: int
-    stays: Table
-    streams: tuple[Table, ...]
+    split: _Split
 
 
 class Windows(EncodingPass):
@@ -52,15 +68,13 @@ class Windows(EncodingPass):
         if not layers:
             return
         self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
-        self.cache: dict[tuple[int, str], tuple[Table, tuple[Table, ...]]] = {}
+        self.cache: dict[tuple[int, str], _Split] = {}
         variables = {**self._operators(), **self._weights()}
         edges = self._conversions()
         windows = []
         for layer in range(len(layers)):
-            own, between = ([(key, m) for key, m in of.items() if m.layer == layer] for of in (variables, edges))
-            for place in range(self._windows):
-                parts = ({key: m.streams[place] for key, m in of} for of in (own, between))
-                windows.append(Window(*parts))
+            own, between = ({key: m.split for key, m in of.items() if m.layer == layer} for of in (variables, edges))
+            windows += [_window(own, between, place) for place in range(self._windows)]
         builder.windows = tuple(windows)
         self._leave(variables, edges)
 
@@ -76,8 +90,8 @@ class Windows(EncodingPass):
             if node in self.layer:
                 plain = builder.tables[operator_key(builder, node)][0]
                 cost = decided[variable][0] if variable in decided else plain
-                tables = self._moved(cost, plain, "operator", partial(self._operator, node))
-                found[variable] = _Moved(self.layer[node], *tables)
+                split = self._moved(cost, plain, "operator", partial(self._operator, node))
+                found[variable] = _Moved(self.layer[node], split)
         return found
 
     def _weights(self) -> dict[int, _Moved]:
@@ -86,7 +100,7 @@ class Windows(EncodingPass):
             layer = self.layer.get(builder.classes.uses[base][0].node)
             if layer is not None and builder.pcg.nodes[base].gradient and base not in builder.sparse:
                 cost = builder.variables[variable].cost
-                found[variable] = _Moved(layer, *self._moved(cost, cost, "weight", partial(self._weight, base)))
+                found[variable] = _Moved(layer, self._moved(cost, cost, "weight", partial(self._weight, base)))
         return found
 
     def _conversions(self) -> dict[int, _Moved]:
@@ -97,8 +111,8 @@ class Windows(EncodingPass):
             if layer is not None:
                 plain = builder.tables[conversion.key][0]
                 cost = decided[edge][0] if edge in decided else plain
-                tables = self._moved(cost, plain, conversion.source, partial(self._conversion, conversion))
-                found[edge] = _Moved(layer, *tables)
+                split = self._moved(cost, plain, conversion.source, partial(self._conversion, conversion))
+                found[edge] = _Moved(layer, split)
         return found
 
     def _operator(self, node: int) -> _Streams:
@@ -107,7 +121,16 @@ class Windows(EncodingPass):
         found = builder.node_options.of(node)
         constants = [p for p in range(len(found.inputs)) if builder.costs.kind(node, p) == "constant"]
         converted = sum((builder.costs.undecided_ns(node, p) for p in constants), np.zeros_like(found.time_ns))
-        return _Streams(found.forward_ns * k + converted, 0, (found.time_ns - found.forward_ns) * k)
+        calls, back = found.calls * k
+        reads = sum((builder.costs.undecided_calls(node, p) for p in constants), np.zeros_like(calls))
+        given = [builder.segments.output_kept(node, mode) for mode in builder.options.recompute]
+        return _Streams(
+            forward=found.forward_ns * k + converted,
+            backward=(found.time_ns - found.forward_ns) * k,
+            forward_calls=calls + reads,
+            backward_calls=back,
+            again_calls=np.where(given, 0, calls) + reads,
+        )
 
     def _weight(self, base: int) -> _Streams:
         """The gradient: added up over micro-batches, and reduced."""
@@ -117,6 +140,8 @@ class Windows(EncodingPass):
             backward=k * accumulate_ns(stored, precision, builder.roofline),
             backward_traffic=k * scatter_ns(stored, mesh, precision),
             reduced=reduce_ns(stored, mesh, precision),
+            backward_calls=k * (1 + stored.scattered),
+            reduced_calls=reduced_once(stored).astype(np.int64),
         )
 
     def _conversion(self, conversion: Conversion) -> _Streams:
@@ -131,24 +156,28 @@ class Windows(EncodingPass):
             given = table.codes if conversion.source == "hub" else builder.node_options.of(base).output
         a, b = table.position[given], table.position[required]
         forward, both = table.forward[a][:, b] * k, table.total[a][:, b] * k
+        calls, back = table.calls[:, a][:, :, b].astype(np.int64) * k
+        counted = {"forward_calls": calls, "backward_calls": back, "again_calls": calls}
         if builder.pcg.nodes[base].op != "parameter":
-            return _Streams(forward, 0, both - forward)
+            return _Streams(forward, 0, both - forward, **counted)
         if stored is None:
-            return _Streams(0, forward, 0, both - forward, again=forward)
+            return _Streams(0, forward, 0, both - forward, again=forward, **counted)
         cast, twice = k * cast_ns(stored, builder.precision, builder.roofline)[:, None], stored.regather[:, None]
         regathered = np.where(twice, forward, 0)
+        calls = calls + k * builder.precision.mixed  # a cast
         return _Streams(
             forward=np.broadcast_to(cast, forward.shape),
             forward_traffic=forward,
             backward=np.broadcast_to(np.where(twice, cast, 0), forward.shape),
             backward_traffic=both - forward + regathered,
             again=forward - regathered,
+            forward_calls=calls,
+            backward_calls=back + np.where(twice, calls, 0),
+            again_calls=np.where(twice, 0, calls),
         )
 
-    def _moved(
-        self, cost: Table, plain: Table, kind: str, make: Callable[[], _Streams]
-    ) -> tuple[Table, tuple[Table, ...]]:
-        """What stays of a cost table [..., or M, ...], and the tables [2, ...] of its streams; made once.
+    def _moved(self, cost: Table, plain: Table, kind: str, make: Callable[[], _Streams]) -> _Split:
+        """What stays of a cost table [..., or M, ...], and the tables [K, ...] of its streams; made once.
 
         `plain` is the table without recomputation.
         """
@@ -156,41 +185,70 @@ class Windows(EncodingPass):
             self.cache[id(cost), kind] = self._split(cost, plain, make())
         return self.cache[id(cost), kind]
 
-    def _split(self, cost: Table, plain: Table, streams: _Streams) -> tuple[Table, tuple[Table, ...]]:
+    def _split(self, cost: Table, plain: Table, streams: _Streams) -> _Split:
         allowed = (plain < INFINITE) & (cost < INFINITE)
 
         def whole(part: Array | int) -> Array:
             """In the shape of `cost`; tables of hubs that choose retention have their layouts twice."""
             part = np.zeros_like(plain) if isinstance(part, int) else part
-            repeats = [n // m for n, m in zip(plain.shape, part.shape, strict=True)]
+            repeats = [n // m for n, m in zip(plain.shape, part.shape[-plain.ndim :], strict=True)]
             return np.where(allowed, np.tile(part, repeats), 0)
 
-        forward, gathered, backward, traffic, reduced, again = map(whole, streams)
+        forward, gathered, backward, traffic, reduced, again = map(whole, streams[:6])
         more = np.where(allowed, cost - plain, 0)
         again = np.where(more > 0, again, 0)
         backward, traffic = backward + more - again, traffic + again
         stays = cost - (forward + gathered + backward + traffic + reduced)
         assert (stays >= 0).all()
+        found = self._in_windows((forward, gathered), (backward, traffic), (0, reduced))
+        if not self.builder.machine.device.host_ns:
+            return _Split(stays, found, (), ())
+        calls, back, after, again = map(whole, streams[6:])
+        if cost.ndim > plain.ndim:
+            recomputed = [mode != "none" for mode in self.builder.options.recompute]
+            back = back + again * np.array(recomputed).reshape(-1, *[1] * plain.ndim)
+        ns = self.builder.machine.device.host_ns
+        host = self._in_windows((calls * ns,), (back * ns,), (after * ns,))
+        with_host = tuple(np.concatenate(both) for both in zip(found, host, strict=True))
+        excess = tuple(int((of[HOST] - of[KERNELS])[allowed].max()) for of in with_host)
+        return _Split(stays, found, with_host, excess)
+
+    def _in_windows(self, *streams: tuple[Array | int, ...]) -> tuple[Table, ...]:
+        """The streams in each window, from those of forward, of backward, and of what follows the last micro-batch."""
+        forward, backward, after = streams
         k = self.builder.micro_batches
-        last = np.stack([backward // k, traffic // k + reduced])
-        before = [np.stack([x - x // k for x in (backward, traffic)])] if k > 1 else []
-        return stays, (np.stack([forward, gathered]), *before, last)
+        last = np.stack([x // k + more for x, more in zip(backward, after, strict=True)])
+        before = [np.stack([x - x // k for x in backward])] if k > 1 else []
+        return np.stack(forward), *before, last
 
     def _leave(self, variables: dict[int, _Moved], edges: dict[int, _Moved]) -> None:
         """Take the moved costs out of the tables."""
         builder = self.builder
         switched = {v for s in builder.switches for v in s.variables}, {k for s in builder.switches for k in s.edges}
         for v, moved in variables.items():
-            cost = moved.stays[0] if v in switched[0] else moved.stays
+            cost = moved.split.stays[0] if v in switched[0] else moved.split.stays
             builder.variables[v] = replace(builder.variables[v], cost=cost)
         for k, moved in edges.items():
-            cost = moved.stays[0] if k in switched[1] else moved.stays
+            cost = moved.split.stays[0] if k in switched[1] else moved.split.stays
             builder.edges[k] = replace(builder.edges[k], cost=cost)
         builder.switches = tuple(
             replace(s, variables=_left(s.variables, variables), edges=_left(s.edges, edges)) for s in builder.switches
         )
 
 
+def _window(variables: Mapping[int, _Split], edges: Mapping[int, _Split], place: int) -> Window:
+    """One of a layer's windows, with the host if that can be the longest."""
+    host = sum(split.excess[place] for of in (variables, edges) for split in of.values() if split.excess) > 0
+    own, between = (
+        {key: (split.with_host if host else split.streams)[place] for key, split in of.items()}
+        for of in (variables, edges)
+    )
+    return Window(own, between)
+
+
 def _left(tables: Mapping[int, SwitchTables], moved: Mapping[int, _Moved]) -> dict[int, SwitchTables]:
     """The tables of a switch without the costs that were moved."""
-    return {key: (moved[key].stays if key in moved else cost, use, extra) for key, (cost, use, extra) in tables.items()}
+    return {
+        key: (moved[key].split.stays if key in moved else cost, use, extra)
+        for key, (cost, use, extra) in tables.items()
+    }
