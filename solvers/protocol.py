@@ -54,7 +54,8 @@ class Limits:
 
     The search ends once its bound reaches `cutoff` (only cheaper solutions count), or comes within the relative `gap`
     of the cutoff or of the best solution. `quick`: a cheap bound and solution instead of a proof; `rough`: cheapest
-    bound only. `prices` (ns per byte of each capacity) proved the bound of a similar problem: the first to try.
+    bound only. `prices` (ns per byte of each capacity, after the weights of streams if there are windows) proved the
+    bound of a similar problem: the first to try.
     """
 
     seconds: float = math.inf

@@ -6,17 +6,17 @@ too large for lists. But a solution meets few entries of F. These are raised to 
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without memory: weights of its own, then label lists within its own gap. Within an interval of the
-largest transient use, no switch of the copy uses more than its upper end. The chain is solved again with the raised
-table, which is a lower bound in every entry, until its solution meets exact entries only. Then prices change as in
-`memory_price.py`: that solution is a cut. Solutions are offered, and crossovers of those on both sides of the
+each a small problem without capacities: weights of its own, then label lists within its own gap. Within an interval of
+the largest transient use, every switch of the copy has a capacity: the upper end. The chain is solved again with the
+raised table, which is a lower bound in every entry, until its solution meets exact entries only. Then prices change as
+in `memory_price.py`: that solution is a cut. Solutions are offered, and crossovers of those on both sides of the
 capacities.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, fsum, inf
+from math import ceil, floor, fsum, inf
 
 import numpy as np
 
@@ -36,7 +36,8 @@ from .window_relaxation import Cuts, Weights, WindowPrice, cross, weighted
 _ROUNDS = 12  # of weights, for one entry
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _LABELS = 1 << 16  # per table
-_CLOSE, _OF_GAP, _LITTLE = 1e-4, 0.25, 0.1  # gaps left open: share of the cost, of the search's gap; what cuts promise
+_CLOSE, _OF_GAP = 1e-4, 0.25  # a gap left open: share of the cost, or of the search's gap
+_LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
 _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
@@ -135,7 +136,9 @@ class _CopyCosts:
         ]
         count = len(price) - len(groups) if interval else len(price)
         self.priced = {
-            slot: self._priced(circuit.factors[slot], price[:count]) for slots in self.inside for slot in slots
+            slot: self._priced(c, circuit.factors[slot], price[:count])
+            for c, slots in enumerate(self.inside)
+            for slot in slots
         }
         self.known: dict[tuple[int, int, int], _Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
@@ -149,17 +152,19 @@ class _CopyCosts:
         inner = {*self.circuit.network.chains[c].copies[0]}
         return {z: self.price[first + g] for g, group in enumerate(groups) for z in group if z in inner}
 
-    def _priced(self, f: Factor, price: tuple[float, ...]) -> Factor:
-        """A factor of a copy, memory priced; within an interval its use is transient use, which a copy limits."""
-        limited = self.interval is not None and f.extra is not None
-        use = f.extra[..., None] if limited and f.extra is not None else None
+    def _priced(self, c: int, f: Factor, price: tuple[float, ...]) -> Factor:
+        """A factor of a copy, memory priced; within an interval its use is the transient use of each switch."""
+        switches, use = list(self.extra_prices[c]), None
+        if f.extra is not None and f.scope[0] in switches:
+            use = np.zeros((*f.extra.shape, len(switches)))
+            use[..., switches.index(f.scope[0])] = f.extra
         return replace(f, time=np.floor(f.priced(1, price)), use=use, extra=None)
 
     def solved(self, until: float) -> tuple[float, tuple[int, ...] | None]:
         """Raise the bound of the search to what the prices prove; returns that without the constant, and the solution,
         or None if there is none, or after `until` (seconds of the search)."""
         search = self.search
-        paid = fsum(p * c for p, c in zip(self.price, self.circuit.network.capacities, strict=True))
+        whole = paid = fsum(p * c for p, c in zip(self.price, self.circuit.network.capacities, strict=True))
         if self.interval is not None:  # tables of copies have it
             chains = zip(self.circuit.network.chains, self.extra_prices, strict=True)
             paid -= self.interval.high * fsum(len(chain) * fsum(prices.values()) for chain, prices in chains)
@@ -171,7 +176,7 @@ class _CopyCosts:
                 search.raise_bound(self.reach + 1)
                 break
             value = total - paid
-            margin = 8 * self.circuit.rounding(self.price, abs(total) + paid)
+            margin = 8 * self.circuit.rounding(self.price, abs(total) + whole)
             search.raise_bound(min(self.reach + 1, outline.network.constant + ceil(value - margin)))
             assignment = outline.decode(slots)
             met = Counter(
@@ -212,15 +217,17 @@ class _CopyCosts:
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
     def _raise(self, c: int, first: int, last: int, gap: float, until: float) -> None:
-        """Raise one entry to within `gap` of its cost, or as far as lists stay short before `until`, a time."""
+        """Raise one entry to within `gap` of its cost, or as far as lists stay short and lead `until`, by the clock."""
         part = self._between(c, first, last)
         limits = part.network.capacities
-        if limits and least_use_of(part, 0, self.search.until) > limits[0]:
+        if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
             self._know(c, first, last, _Entry(inf))
             return
         cuts, known, at = Cuts(part), _Entry(-inf), np.zeros(0)
-        starts = [sum(self.extra_prices[c].values())] if limits else []
-        cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(c, first, last) / limits[0]) for p in starts])
+        starts = list(self.extra_prices[c].values())
+        cuts.box = np.array(
+            [max(_FARTHEST * p, _FIRST * self._scale(c, first, last) / max(1, limits[0])) for p in starts]
+        )
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
         if len(self.starts.get(c, ())) == len(point):
             point = self.starts[c]
@@ -233,7 +240,8 @@ class _CopyCosts:
             if total == np.inf:
                 self._know(c, first, last, _Entry(inf))
                 return
-            value = total - fsum(p * most for p, most in zip(price, limits, strict=True))
+            paid = fsum(p * most for p, most in zip(price, limits, strict=True))
+            value = floor(total - paid - 8 * relaxed.rounding(price, abs(total) + paid)) if limits else total
             better = value > known.bound
             step = min(1.0, 2 * step) if better else step / 2
             if better:
@@ -245,7 +253,7 @@ class _CopyCosts:
             if known.cost - known.bound <= gap or upper - known.bound <= _LITTLE * gap:
                 break
             if better and known.cost < inf:
-                cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + total - value)
+                cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
         self.starts[c] = best
         if known.cost - known.bound > gap:
@@ -292,7 +300,7 @@ class _CopyCosts:
                 for s in circuit.network.switches
                 if s.variable in number
             ),
-            capacities=() if self.interval is None or not self.extra_prices[c] else (self.interval.high,),
+            capacities=() if self.interval is None else (self.interval.high,) * len(self.extra_prices[c]),
         )
         return arrange(network, factors, tuple(range(len(number))), kept)
 
@@ -327,9 +335,10 @@ class _CopyCosts:
                 break
             labels = listing.slots[one.root]
             longest = labels.use[:, len(limits) :].max(axis=1, initial=np.iinfo(np.int64).min)
+            longest = np.where((labels.use[:, : len(limits)] <= limits).all(axis=1), longest, np.iinfo(np.int64).max)
             if len(longest) and longest.min() < known.cost:
                 known = replace(known, cost=float(longest.min()), options=listing.decode(int(longest.argmin())))
-            known = replace(known, bound=min(reach, known.cost))
+            known = replace(known, bound=max(known.bound, min(reach, known.cost)))
             if known.cost - known.bound <= gap:
                 break
         return replace(known, listed=True)

@@ -156,6 +156,8 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
         _raise_copies(best, groups, search)
         if limits.quick:
             _branch(best, groups, search)
+    if search.bound >= INFINITE:
+        return _without_solution(search, "no solution, by branching over transient use")
     if search.done:
         return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
     if limits.rough or (limits.quick and not groups):
@@ -200,7 +202,7 @@ def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> 
     limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=search.limits.quick)
     answer = _solve_silently(search, solve, without_windows(search.network), limits)
     if answer.status is Status.INFEASIBLE:
-        return search.finish(answer.words, infeasible=True)
+        return _without_solution(search, answer.words)
     search.raise_bound(answer.bound)
     if answer.assignment is not None:
         search.offer(answer.assignment)
@@ -209,10 +211,19 @@ def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> 
     return None
 
 
+def _without_solution(search: Search, words: str) -> Solution:
+    """The end of a search without solution: none is below the ceiling, if there is one."""
+    if search.ceiling >= INFINITE:
+        return search.finish(words, infeasible=True)
+    search.raise_bound(search.ceiling)
+    return search.finish(words)
+
+
 def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
     """Raise the bound of `search` by exact costs of the copies of chains, within a slack that excludes most options."""
     circuit = best.circuit
-    through, slack = circuit.backward(best.price.slots, search.until), _NEAR * abs(best.price.bound)
+    through, least = circuit.backward(best.price.slots, search.until), search.bound - best.price.bound
+    slack = max(1.0, least, _NEAR * abs(best.price.bound))
     while not search.done:
         reach = min(best.price.bound + int(slack), search.ceiling - 1, circuit.max_cost)
         small = restrict(circuit, through, best.price.max_total(circuit, reach), ())
@@ -220,7 +231,7 @@ def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
             search.raise_bound(reach + 1)
         else:
             raise_copies(small, best, groups, search, reach)
-        if search.bound <= reach:
+        if search.bound <= reach or reach == circuit.max_cost:
             break
         slack *= 4
 
@@ -236,7 +247,7 @@ def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     if small is None:
         search.raise_bound(reach + 1)
     else:
-        small = unrelaxed(small, groups, search.network.capacities[0])
+        small = unrelaxed(small, groups)
         quick = search.limits.quick and search.objective is not None
         times, seconds = _QUICK_BRANCHING if quick else _BRANCHING
         branch_transient(small, groups, search, search.seconds * (1 + times) + seconds)
@@ -254,7 +265,7 @@ def _solve_wide(search: Search, solve: _Solve) -> Solution:
     limits = replace(search.limits, seconds=search.left, prices=())
     answer = _solve_silently(search, solve, relaxed, limits)
     if answer.status is Status.INFEASIBLE:
-        return search.finish(answer.words, infeasible=True)
+        return _without_solution(search, answer.words)
     search.raise_bound(answer.bound)
     fits = answer.assignment is None or search.offer(answer.assignment) or not has_extras(search.network)
     if not fits and answer.assignment is not None and not search.limits.rough:

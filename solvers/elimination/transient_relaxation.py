@@ -77,8 +77,8 @@ def relax_transient(circuit: Circuit, groups: Groups) -> Circuit:
     return with_factors(circuit, (*[first] * len(groups), *others), [relaxed(f) for f in circuit.factors])
 
 
-def unrelaxed(circuit: Circuit, groups: Groups, capacity: int) -> Circuit:
-    """The circuit, of capacity 0 `capacity`, that `relax_transient` relaxed over groups."""
+def unrelaxed(circuit: Circuit, groups: Groups) -> Circuit:
+    """The circuit that `relax_transient` relaxed over groups."""
 
     def plain(f: Factor) -> Factor:
         if f.use is None:
@@ -92,7 +92,7 @@ def unrelaxed(circuit: Circuit, groups: Groups, capacity: int) -> Circuit:
         return replace(f, use=uses[key])
 
     uses: dict[tuple[int, int], Floats] = {}
-    rows = (capacity, *circuit.network.capacities[len(groups) :])
+    rows = circuit.network.capacities[len(groups) - 1 :]
     return with_factors(circuit, rows, [plain(f) for f in circuit.factors])
 
 

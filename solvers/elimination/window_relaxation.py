@@ -247,7 +247,9 @@ class _Pricing:
         small.__dict__["max_cost"] = self.circuit.max_cost  # bounds what may be searched, not what is left
         self.circuit = self.cuts.circuit = small
         self.reach, self.cuts.rows, self.best = reach, [], None
-        return self._evaluate(self.point)
+        left = self._evaluate(self.point)
+        self.best = self.best or best
+        return left
 
     def _evaluate(self, point: Floats) -> bool:
         """Add the cut of the best solution at a point, offer it, and raise the bound; False if there is no solution."""

@@ -18,6 +18,7 @@ from partita.formulation.network.network import (
     Chain,
     Edge,
     Network,
+    Switch,
     Variable,
     Window,
     chain_edges,
@@ -28,8 +29,11 @@ from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
 from partita.solvers.elimination import transient_memory
-from partita.solvers.elimination.order import TooWideError
-from partita.solvers.protocol import Limits, Status, solver
+from partita.solvers.elimination.copy_costs import raise_copies
+from partita.solvers.elimination.order import TooWideError, compile_network
+from partita.solvers.elimination.transient_relaxation import Interval, groups_of, relax_interval
+from partita.solvers.elimination.window_relaxation import price_windows
+from partita.solvers.protocol import Limits, Search, Status, solver
 
 from .test_switches import switched
 
@@ -249,8 +253,8 @@ def summed(network: Network) -> Network:
     return replace(network, windows=tuple(map(one, network.windows)))
 
 
-@pytest.mark.parametrize("layers", [4, 40])
-def test_copies_of_windows_are_bounded_exactly(layers: int) -> None:
+@pytest.mark.parametrize(("layers", "ns"), [(4, 100), (40, 100), (40, 1)])
+def test_copies_of_windows_are_bounded_exactly(layers: int, ns: int) -> None:
     """Streams of one layer balance badly: weights leave a gap as many times as there are layers, exact copies none."""
     t = lambda *x: np.array(x, np.int64)  # noqa: E731
     none = np.zeros((2, 0), np.int64)
@@ -258,11 +262,44 @@ def test_copies_of_windows_are_bounded_exactly(layers: int) -> None:
     variables += (*(Variable(f"x{i}", t(0, 0), none) for i in range(layers)),)
     link = t([0, 5], [5, 0])
     edges = [Edge(*ends, link) for i in range(layers) for ends in ((i, layers + 1 + i), (layers + 1 + i, i + 1))]
-    streams = t([100, 0], [0, 100])  # the longest of both is 100, their mean 50
+    streams = t([ns, 0], [0, ns])  # the longest of both is ns, their mean half of it
     chain = Chain(tuple(range(layers + 1)), tuple((layers + 1 + i,) for i in range(layers)))
     windows = tuple(Window({layers + 1 + i: streams}, {}) for i in range(layers))
     network = Network(variables, tuple(edges), chains=(chain,), windows=windows)
     check_network(network)
     answer = solver("auto").solve(network)
-    assert (answer.objective, answer.bound) == (100 * layers, 100 * layers)
+    assert (answer.objective, answer.bound) == (ns * layers, ns * layers)
     assert answer.words == "proved by prices"
+
+
+def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None:
+    """Two switches in each copy, of which only the one with the most counts, so that both may need all there is."""
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    none, layers = np.zeros((2, 1), np.int64), 3
+    variables = [Variable(f"b{i}", t(0, 0), none) for i in range(layers + 1)]
+    edges, copies, switches, windows = [], [], [], []
+    for i in range(layers):
+        modes, (x, y) = (len(variables), len(variables) + 1), (len(variables) + 2, len(variables) + 3)
+        variables += [
+            Variable(name, cost, none)
+            for name, cost in zip("zwxy", (t(0, 0), t(0, 0), t(0, 100), t(0, 100)), strict=True)
+        ]
+        tables = t([0, 100], [3, 103]), None, t([10, 10], [0, 0])  # 10 bytes, or 3 ns more
+        switches += [Switch(mode, {v: tables}, {}) for mode, v in zip(modes, (x, y), strict=True)]
+        edges += [Edge(u, v, t([0, 5], [5, 0])) for u, v in ((i, x), (x, y), (y, i + 1))]
+        streams = t([[50, 0], [50, 0]], [[0, 50], [0, 50]])
+        windows.append(Window({x: streams, y: streams}, {}))
+        copies.append((*modes, x, y))
+    chains = (Chain(tuple(range(layers + 1)), tuple(copies)),)
+    network = Network(tuple(variables), tuple(edges), (10,), 0, chains, tuple(switches), tuple(windows))
+    check_network(network)
+    best = evaluate(network, (0,) * len(variables))
+    assert best.feasible and best.cost == 300
+    interval, groups = Interval(0, 10), groups_of(network)
+    relaxed = relax_interval(compile_network(network), groups, interval)
+    found = price_windows(relaxed, Search(network, Limits(), "prices"))
+    search = Search(network, Limits(), "copies")
+    assert found is not None
+    raise_copies(relaxed, found, groups, search, relaxed.max_cost, interval)
+    assert search.bound <= 300
+    assert solver("auto").solve(network).objective == 300
