@@ -95,7 +95,9 @@ MODELS: dict[str, tuple[Any, torch.Tensor]] = {
 }
 
 
-def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: tuple[str, ...]) -> PlanningProblem:
+def asked(
+    name: str, levels: tuple[int, ...], memory: float, batch: int, modes: tuple[str, ...], overlap: bool = True
+) -> PlanningProblem:
     """A problem on a machine whose devices have so many bytes for a plan."""
     made, x = MODELS[name]
     with torch.device("meta"):
@@ -112,7 +114,7 @@ def asked(name: str, levels: tuple[int, ...], memory: float, batch: int, modes: 
         Training(batch, "float32", "adam"),
         places,
         counts,
-        SearchSpace(recompute="auto" if modes == MODES else "none"),
+        SearchSpace(recompute="auto" if modes == MODES else "none", overlap=overlap),
     )
 
 
@@ -156,7 +158,7 @@ def front(q: PlanningProblem, graph: PCG, made: Configuration, number: int) -> d
     found = encode(
         graph, stage_machine(q.machine, row), made.placement, micro_batches=k,
         dtype=q.training.dtype, optimizer=q.training.optimizer,
-        options=EncodingOptions(recompute=("none",) if schedule.splits_backward else q.space.modes),
+        options=EncodingOptions(q.space, recompute=("none",) if schedule.splits_backward else q.space.modes),
         stage=StageContext(
             schedule.in_flight(p, 1, k, number), transfer_price(q.machine, row) if p > 1 else None,
             weight_versions=schedule.weight_versions(p - 1),
@@ -216,7 +218,8 @@ def test_the_best_of_everything(
     expected: tuple[int, ...],
     schedule: str,
 ) -> None:
-    problem = replace(asked(name, levels, memory, counts[-1], modes), micro_batches=counts)
+    # With traffic hidden the whole network is not proved to the last ns where memory binds.
+    problem = replace(asked(name, levels, memory, counts[-1], modes, pipelines_only), micro_batches=counts)
     space = replace(everything(problem), schedule=schedule_named(schedule))
     if pipelines_only:
         space = replace(space, placements={row: x for row, x in space.placements.items() if prod(row) > 1})
@@ -274,8 +277,8 @@ class Lazy(Backwards):
 
 
 def test_what_is_under_way_is_not_waited_for_once_nothing_is_open() -> None:
-    problem = asked("short", (4,), 20 * MIB, 16, MODES)
-    space, limits, executor = everything(problem), Limits(gap=0.15), Lazy()
+    problem = asked("short", (4,), 20 * MIB, 16, MODES, overlap=False)
+    space, limits, executor = everything(problem), Limits(gap=0.05), Lazy()
     alone = told(search(problem, solver("auto"), limits, space))
     assert told(search(problem, solver("auto"), limits, space, executor)) == alone
     assert executor.waiting
