@@ -14,7 +14,6 @@ from ..protocol import Limits, OutOfTimeError, Search
 from .circuit import Circuit
 from .copy_costs import raise_copies
 from .memory_price import Price
-from .order import restrict
 from .transient_relaxation import Groups, Interval, relax_interval
 from .window_relaxation import price_windows
 
@@ -66,8 +65,7 @@ def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, until
         return []
     if inner.bound < search.ceiling:
         reach = min(search.ceiling - 1, relaxed.max_cost)
-        through = found.circuit.backward(found.price.slots, inner.until)
-        small = restrict(found.circuit, through, found.price.max_total(found.circuit, reach), ())
+        small = found.restricted(reach, inner.until)
         if small is None:
             return []
         raise_copies(small, found, groups, inner, reach, node.interval)

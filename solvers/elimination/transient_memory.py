@@ -240,10 +240,8 @@ def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     """Raise the bound of `search` by branching over the largest transient use, if switches have any."""
     if not groups or search.done:
         return
-    relaxed = best.circuit
-    through = relaxed.backward(best.price.slots, search.until)
-    reach = min(search.ceiling - 1, relaxed.max_cost)
-    small = restrict(relaxed, through, best.price.max_total(relaxed, reach), ())
+    reach = min(search.ceiling - 1, best.circuit.max_cost)
+    small = best.restricted(reach, search.until)
     if small is None:
         search.raise_bound(reach + 1)
     else:

@@ -56,13 +56,18 @@ def groups_of(network: Network) -> tuple[frozenset[int], ...]:
     return tuple(map(frozenset, groups))
 
 
+def _row(f: Factor, groups: Groups) -> int:
+    """The group of a factor's switch; -1 if it has no transient use."""
+    return -1 if f.extra is None else next((g for g, group in enumerate(groups) if f.scope[0] in group), -1)
+
+
 def relax_transient(circuit: Circuit, groups: Groups) -> Circuit:
     """The relaxed circuit: a row for each group, then those of the other capacities."""
 
     def relaxed(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
-        row = -1 if f.extra is None else next((g for g, group in enumerate(groups) if f.scope[0] in group), -1)
+        row = _row(f, groups)
         key = id(f.use), id(f.extra), row
         if key not in uses:
             use = np.zeros((*f.time.shape, width)) if f.use is None else f.use
@@ -102,7 +107,7 @@ def relax_interval(circuit: Circuit, groups: Groups, interval: Interval) -> Circ
     def relaxed(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
-        row = -1 if f.extra is None else next((g for g, group in enumerate(groups) if f.scope[0] in group), -1)
+        row = _row(f, groups)
         key = id(f.time), id(f.use), id(f.extra), row
         if key not in known:
             use = np.zeros((*f.time.shape, width + len(groups)))

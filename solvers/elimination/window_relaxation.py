@@ -51,6 +51,11 @@ class WindowPrice:
     price: Price
     cuts: tuple[tuple[int, ...], ...] = ()
 
+    def restricted(self, reach: int, until: float) -> Circuit | None:
+        """The circuit without what is in no solution of cost up to `reach`; None if nothing is left."""
+        through = self.circuit.backward(self.price.slots, until)
+        return restrict(self.circuit, through, self.price.max_total(self.circuit, reach), ())
+
 
 def weighted(circuit: Circuit, weights: Weights) -> Circuit:
     """The circuit whose costs hold the weighted streams, each rounded down; it has no windows."""
@@ -239,8 +244,7 @@ class _Pricing:
         slack, before = reach - best.price.bound, self.reach - best.price.bound
         if search.done or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
             return True
-        through = best.circuit.backward(best.price.slots, search.until)
-        small = restrict(best.circuit, through, best.price.max_total(best.circuit, reach), ())
+        small = best.restricted(reach, search.until)
         if small is None:
             self.reach = reach
             return False
