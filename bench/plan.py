@@ -6,13 +6,14 @@ and the same layers more and more often: equal layers are solved once, so that d
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..formulation.search_space import SearchSpace
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.training import Training
 from .cases import GIB, Row, Tell, captured, each, plan_of_one_stage, seconds_of
+from .random_modules import with_memory
 
 AMPLE = 2**40
 
@@ -86,11 +87,11 @@ def measure(case: Case) -> Row:
 def prepared(case: Case) -> tuple[PCG, Machine, Training]:
     """The captured graph of a case, the machine with the memory that it may use, and the training."""
     machine = Machine.load(case.machine, nodes=case.nodes)
-    machine = machine if case.memory is None else with_memory(machine, case.memory)
+    machine = machine if case.memory is None else with_available(machine, case.memory)
     graph, training = captured(case.model, machine, small=case.small, batch=case.batch, layers=case.layers)
     return graph, machine, training
 
 
-def with_memory(machine: Machine, available: int) -> Machine:
-    """The machine whose devices have so many bytes that a plan may use."""
-    return replace(machine, device=replace(machine.device, memory_bytes=available + machine.device.reserved_bytes))
+def with_available(machine: Machine, available: int) -> Machine:
+    """The machine whose devices have so many bytes for a plan, beside what is reserved."""
+    return with_memory(machine, available + machine.device.reserved_bytes)

@@ -21,7 +21,7 @@ from ..model.machine.machine import Machine
 from ..model.training import Training
 from ..solvers.budget import Budget
 from .cases import GIB, Row, Tell, captured, measured, plan_of_one_stage
-from .plan import AMPLE, with_memory
+from .plan import AMPLE, with_available
 
 GAP, SECONDS = 0.01, 600.0
 SHARES = (0.6, 0.4)
@@ -62,11 +62,11 @@ def measure(case: Case) -> Row:
     """The rows of one case."""
     machine = Machine.load("dgx-h100", nodes=case.nodes)
     graph, training = captured(case.model, machine, small=case.small)
-    free = _compared(case, graph, with_memory(machine, AMPLE), training)
+    free = _compared(case, graph, with_available(machine, AMPLE), training)
     found = [{"memory": "free"} | free]
     for share in case.shares:
         bytes_ = int(share * free["memory_gib"] * GIB)
-        found.append({"memory": f"{share:.0%}"} | _compared(case, graph, with_memory(machine, bytes_), training))
+        found.append({"memory": f"{share:.0%}"} | _compared(case, graph, with_available(machine, bytes_), training))
     return {"rows": [{"case": case.name} | row for row in found]}
 
 
