@@ -50,11 +50,12 @@ _MOST = 1 << 12  # the sum of the weights of a window's streams, of which all bu
 _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _NEAR = 1 / 32  # of the bound: the first slack in which copies are raised
-_BRANCHING = 3.0, 3.0  # multiples of the time before, and seconds, for branching over the largest transient use
-_QUICK_BRANCHING = 0.5, 1.0  # likewise, in quick searches that have a solution
+_BRANCHING = 3.0, 1.0  # multiples of the time before, and seconds, for branching over the largest transient use
+_QUICK_BRANCHING = 0.5, 0.3  # likewise, in quick searches that have a solution
 _LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
 _ANY = 0.1  # the gap of a solution without windows, sought where none is known
+_FIRST_FOUND = 1e9  # a gap within which any solution is
 _TRIES = 8  # values of τ
 _TRIAL = 1.0  # seconds for a solution of one τ, in addition to the time for pricing
 _Solve = Callable[[Network, Limits], Solution]
@@ -199,8 +200,11 @@ def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> 
 
     Whether memory suffices does not depend on windows, whose lists are much longer. `circuit` is the search's, relaxed.
     """
-    limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=search.limits.quick)
-    answer = _solve_silently(search, solve, without_windows(search.network), limits)
+    plain = without_windows(search.network)
+    limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=True)
+    answer = _solve_silently(search, solve, plain, limits)
+    if answer.assignment is None and answer.status is not Status.INFEASIBLE and not search.limits.quick:
+        answer = _solve_silently(search, solve, plain, Limits(search.left, search.ceiling, gap=_FIRST_FOUND))
     if answer.status is Status.INFEASIBLE:
         return _without_solution(search, answer.words)
     search.raise_bound(answer.bound)
@@ -237,8 +241,8 @@ def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
 
 
 def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
-    """Raise the bound of `search` by branching over the largest transient use, if switches have any."""
-    if not groups or search.done:
+    """Raise the bound of `search` by branching over the largest transient use, if that has a price."""
+    if not groups or search.done or not any(best.price.price):
         return
     reach = min(search.ceiling - 1, best.circuit.max_cost)
     small = best.restricted(reach, search.until)

@@ -31,6 +31,7 @@ from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 from partita.model.zoo.gpt import GPT
+from partita.solvers.budget import Budget
 
 from .cases import CASES
 from .test_memory import saved_bytes, slow_machine
@@ -227,8 +228,10 @@ def planned(memory: int | None, specials: bool = True, ranks: int = 8) -> Plan:
             patch.setattr(strategy, "special_rows", lambda _: ())
         strategy._all_rows.cache_clear()
         try:
-            training, space = Training(1, "float32", "sgd"), SearchSpace(mesh=(ranks,), micro_batches=1, stages=1)
-            return plan_graph(capture(module, inputs), slow_machine((1, ranks), memory), training, space)
+            # Without copies of gathered weights, so that memory goes to activations; processes would know all rows.
+            space = SearchSpace(mesh=(ranks,), micro_batches=1, stages=1, overlap=False)
+            training, machine = Training(1, "float32", "sgd"), slow_machine((1, ranks), memory)
+            return plan_graph(capture(module, inputs), machine, training, space, Budget(workers=1))
         finally:
             strategy._all_rows.cache_clear()
 
