@@ -446,7 +446,7 @@ def test_programs_are_never_slower_than_flat_collectives(slower: float) -> None:
                     place,
                     dtype="mixed-bfloat16",
                     optimizer="adamw",
-                    options=EncodingOptions(flat=flat),
+                    options=EncodingOptions(SearchSpace(overlap=False), flat=flat),
                 ).network
             )
             for flat in (False, True)

@@ -255,7 +255,7 @@ def with_rows(problem: Network, seed: int) -> Network:
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(
     ("name", "examples"),
-    [("auto", 60), ("elimination", 80), ("cpsat", 40), ("cpsat-plain", 40), ("milp", 100), ("smt", 60)],
+    [("auto", 60), ("elimination", 80), ("cpsat", 40), ("cpsat-plain", 40), ("milp", 30), ("smt", 60)],
 )
 def test_backends_agree_with_brute_force(make_network, truth, name: str, examples: int, rows: bool) -> None:
     @settings(max_examples=examples, deadline=None)
@@ -282,7 +282,7 @@ def test_backends_agree_with_brute_force(make_network, truth, name: str, example
 def test_cutoff(make_network, truth, name: str) -> None:
     """A solution below the cutoff is found and proved; else the search ends with a valid bound that reaches it."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20 if name == "milp" else 60, deadline=None)  # HiGHS starts a process for each
     @given(st.integers(0, 10**6), st.integers(-2, 2))
     def holds(seed: int, more: int) -> None:
         problem = make_network(seed)

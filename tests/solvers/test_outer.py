@@ -259,7 +259,7 @@ def told(found: SearchResult) -> tuple[Any, ...]:
 
 
 def test_any_executor_gives_the_same() -> None:
-    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES, overlap=False), micro_batches=(4, 8))
     space, limits = everything(problem), Limits(gap=0.05)
     alone = told(search(problem, solver("auto"), limits, space))
     with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
@@ -295,14 +295,14 @@ class Copies(Executor):
 
 @pytest.mark.parametrize(("levels", "memory", "batch"), [((4,), 40, 16), ((2, 2), 24, 8)])
 def test_nothing_is_known_before_it_is_heard(levels: tuple[int, ...], memory: int, batch: int) -> None:
-    problem = asked("short", levels, memory * MIB, batch, MODES)
+    problem = asked("short", levels, memory * MIB, batch, MODES, overlap=False)
     space, limits = everything(problem), Limits(gap=0.05)
     alone, copies = (search(problem, solver("auto"), limits, space, e) for e in (Serial(), Copies()))
     assert told(alone) == told(copies)
 
 
 def test_another_goes_on_where_processes_break_down() -> None:
-    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
+    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES, overlap=False), micro_batches=(4, 8))
     space, asked_of = everything(problem), list[int]()
 
     class Breaks(Serial):
