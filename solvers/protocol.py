@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from ..formulation.network.network import INFINITE, Network, evaluate
 from ..model.errors import PartitaError
 from .gap import relative_gap
+from .work import spent
 
 # Words of solutions.
 INTERRUPTED = "interrupted"
@@ -195,10 +196,16 @@ class Search:
     prices: tuple[float, ...] = ()
     proof: Proof | None = None
     started: float = field(default_factory=time.perf_counter)
+    begun: float = field(default_factory=spent)  # the work before it
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.started
+
+    @property
+    def work(self) -> float:
+        """The work since the start, in seconds that do not depend on how busy the machine is."""
+        return spent() - self.begun
 
     @property
     def until(self) -> float:

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from ..work import CALL, ENTRY, spend
 from .kernels import Floats, min_plus
 
 _BLOCK = 1 << 21  # entries joined at once if the bucket is no product
@@ -41,6 +42,7 @@ class Join:
     """
 
     def __init__(self, bucket: Bucket, slots: Sequence[Floats]) -> None:
+        spend(CALL + ENTRY * prod(bucket.dims))
         self.dims = bucket.dims
         self.kept = tuple(range(1, len(bucket.dims)))
         self.parts = [(slots[slot], axes) for slot, axes in bucket.inputs]

@@ -22,6 +22,7 @@ import numpy as np
 
 from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import OutOfTimeError, Search, TooManyError
+from ..work import spent
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats
@@ -41,8 +42,8 @@ _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
 _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
-_SHARE = 0.25  # of the time left, for the lists of one entry
-_TIMES, _SECONDS = 2.0, 2.0  # multiples of the time for pricing, and seconds
+_SHARE = 0.25  # of the work left, for the lists of one entry
+_TIMES, _MORE = 2.0, 1.0  # multiples of the work for pricing, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,12 @@ def raise_copies(
     reach: int,
     interval: Interval | None = None,
 ) -> None:
-    """Raise the bound of `search` by exact costs of copies, and offer solutions, in a time like that for pricing.
+    """Raise the bound of `search` by exact costs of copies, and offer solutions, by about as much work as for pricing.
 
     `circuit` is relaxed over `groups`, by means or over an interval of the largest transient use, and restricted to the
     solutions of cost up to `reach`.
     """
-    until = search.seconds * (1 + _TIMES) + _SECONDS
+    most_work = search.work * (1 + _TIMES) + _MORE
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)
@@ -81,7 +82,7 @@ def raise_copies(
         copies = _CopyCosts(
             circuit, rows, found.weights, search, reach, groups=groups, interval=interval, starts=starts
         )
-        value, assignment = copies.solved(until) if any(copies.worth) else (0.0, None)
+        value, assignment = copies.solved(most_work) if any(copies.worth) else (0.0, None)
         if assignment is None or search.done:
             return
         verdict = evaluate(search.network, assignment)
@@ -93,7 +94,7 @@ def raise_copies(
         sides[verdict.feasible] = assignment
         if len(sides) > 1:
             cross(sides, search)
-        if search.done or not price or cut in cuts or search.seconds > until:
+        if search.done or not price or cut in cuts or search.work > most_work:
             return
         cuts.append(cut)
         if value > best:
@@ -160,9 +161,9 @@ class _CopyCosts:
             use[..., switches.index(f.scope[0])] = f.extra
         return replace(f, time=np.floor(f.priced(1, price)), use=use, extra=None)
 
-    def solved(self, until: float) -> tuple[float, tuple[int, ...] | None]:
+    def solved(self, most_work: float) -> tuple[float, tuple[int, ...] | None]:
         """Raise the bound of the search to what the prices prove; returns that without the constant, and the solution,
-        or None if there is none, or after `until` (seconds of the search)."""
+        or None if there is none, or after `most_work` of the search."""
         search = self.search
         whole = paid = fsum(p * c for p, c in zip(self.price, self.circuit.network.capacities, strict=True))
         if self.interval is not None:  # tables of copies have it
@@ -190,9 +191,9 @@ class _CopyCosts:
             if not left:
                 return value, self._whole(assignment)
             for entry in left:
-                if search.seconds > until:
+                if search.work > most_work:
                     return value, None
-                self._raise(*entry, gaps[entry], search.started + search.seconds + _SHARE * (until - search.seconds))
+                self._raise(*entry, gaps[entry], spent() + _SHARE * (most_work - search.work))
         return value, None
 
     def _is_exact(self, entry: tuple[int, int, int], gap: float) -> bool:
@@ -216,8 +217,8 @@ class _CopyCosts:
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def _raise(self, c: int, first: int, last: int, gap: float, until: float) -> None:
-        """Raise one entry to within `gap` of its cost, or as far as lists stay short and lead `until`, by the clock."""
+    def _raise(self, c: int, first: int, last: int, gap: float, most_work: float) -> None:
+        """Raise one entry to within `gap` of its cost, or as far as lists lead before `most_work` of this thread."""
         part = self._between(c, first, last)
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
@@ -257,7 +258,7 @@ class _CopyCosts:
             point = best + step * (target - best)
         self.starts[c] = best
         if known.cost - known.bound > gap:
-            known = self._listed(part, (cuts.weights(best), at), known, gap, until)
+            known = self._listed(part, (cuts.weights(best), at), known, gap, most_work)
         self._know(c, first, last, replace(known, bound=min(known.bound, known.cost)))
 
     def _scale(self, c: int, first: int, last: int) -> float:
@@ -304,7 +305,7 @@ class _CopyCosts:
         )
         return arrange(network, factors, tuple(range(len(number))), kept)
 
-    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float, until: float) -> _Entry:
+    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float, most_work: float) -> _Entry:
         """An entry raised by label lists to within `gap` of its cost, or as far as they stay short.
 
         `at`: weights and prices that prove its bound so far.
@@ -326,8 +327,9 @@ class _CopyCosts:
                 np.array([*prices, *price]),
                 reach + paid,
                 _LABELS,
-                min(until, self.search.until),
+                self.search.until,
                 np.concatenate([limits, np.full(len(price), inf)]),
+                most_work,
             )
             try:
                 listing = enumerate_labels(one, most, (one.root,))

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..protocol import TooManyError
+from ..protocol import OutOfTimeError, TooManyError
+from ..work import ENTRY, PAIR, spend, spent
 from .bucket import Bucket
 from .circuit import Circuit
 from .factors import Factor
@@ -76,9 +77,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelBounds:
-    """Largest total at `price` [R] and largest `use` [R] (None: any) of a label; most labels in a slot; deadline.
+    """Largest total at `price` [R] and largest `use` [R] (None: any) of a label; most labels in a slot; deadlines.
 
-    `until`: see `check_clock`.
+    `until`: see `check_clock`; `most_work`: of this thread (`spent`).
     """
 
     price: Floats
@@ -86,6 +87,7 @@ class LabelBounds:
     limit: int
     until: float = inf
     use: Floats | None = None
+    most_work: float = inf
 
     def fitting(self, labels: Labels) -> Labels:
         """The labels within the largest use."""
@@ -240,6 +242,9 @@ def _join(
         stored = ((i + p.start, j) for p in _chunks(ends - starts) for i, j in [pairs_between(starts[p], ends[p])])
     for i, j in stored:
         check_clock(bounds.until)
+        spend(PAIR * len(i))
+        if spent() > bounds.most_work:
+            raise OutOfTimeError
         pairs = _pair(state, i, other, [more.index(a) for a in new], order[j], place)
         pairs = bounds.completable(pairs, _least(rest, after, pairs.at))
         found.append(nondominated(pairs, rows, sizes, _MERGED * limit))
@@ -334,4 +339,6 @@ def nondominated(labels: Labels, rows: list[int], dims: Sequence[int], most: int
     cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
     kept = frontier(cell[order], labels.time[order], labels.use[order], most)
+    cells = 1 + int(np.count_nonzero(np.diff(cell[order])))
+    spend(len(labels) * ENTRY * len(kept) / cells)  # each label is compared with those kept of its entry
     return labels.take(order[kept])

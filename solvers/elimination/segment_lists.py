@@ -70,7 +70,7 @@ def list_segments(
     prices = use_prices + extra_prices
     width, tops = len(use_prices), (*wide.copies, *wide.blocks)
     max_use = np.array([np.inf] * width + [max_tau] * extras)
-    wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, bounds.until, max_use)
+    wider = LabelBounds(np.array(prices), bounds.max_total + 1.0, bounds.limit, bounds.until, max_use, bounds.most_work)
     if not weights:
         listing = enumerate_labels(wide, wider, tops)
         return SegmentLists(

@@ -13,6 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from ..protocol import OutOfTimeError
+from ..work import CALL, ENTRY, spend
 from .bucket import Bucket, Join
 from .kernels import Floats, fingerprint
 
@@ -60,6 +61,7 @@ class Kinds:
         """The table less its least entry, that entry, and the table's number."""
         if id(table) in self._by_id:
             return self._by_id[id(table)][1]
+        spend(CALL + ENTRY * table.size)
         least = float(table.min(initial=inf))
         least = least if np.isfinite(least) else 0.0
         plain = np.asarray(table - least if least else table, order="C")
@@ -87,6 +89,7 @@ def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = 
         slots.append(*kinds.of(table))
     for bucket in buckets:
         check_clock(until)
+        spend(CALL)
         key = bucket.dims, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
         ((array, offset, kind),) = kinds.once(key, lambda b=bucket: [Join(b, slots.arrays).forward()])  # type: ignore[misc]
         slots.append(
@@ -112,6 +115,7 @@ def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Ta
     through.put(root, *kinds.of(slots[root]))
     for index in range(root, first - 1, -1):
         check_clock(until)
+        spend(CALL)
         bucket = buckets[index - first]
         least = slots.offsets[index] - sum(slots.offsets[child] for child, _ in bucket.inputs)
         key = "outside", through.kinds[index], slots.kinds[index]

@@ -30,19 +30,19 @@ class _Node:
     prices: tuple[float, ...] = ()
 
 
-def branch_transient(circuit: Circuit, groups: Groups, search: Search, until: float) -> None:
+def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work: float) -> None:
     """Raise the bound of `search` by branching over the largest transient use, and offer solutions.
 
-    `circuit` has its transient use, and all solutions below the ceiling. Ends after `until` (seconds of the search), or
+    `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, or
     where intervals are too short to be halved.
     """
     capacity = circuit.network.capacities[0]
     nodes, short = [_Node(search.bound, Interval(0, capacity))], search.ceiling
-    while nodes and not search.done and search.seconds < until:
+    while nodes and not search.done and search.work < most_work:
         node = heapq.heappop(nodes)
         if node.bound < search.ceiling:
             try:
-                parts = _priced(circuit, groups, search, node, until)
+                parts = _priced(circuit, groups, search, node)
             except OutOfTimeError:
                 return
             for part in parts:
@@ -53,12 +53,11 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, until: fl
         search.raise_bound(min([short, search.ceiling, *(n.bound for n in nodes[:1])]))
 
 
-def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, until: float) -> list[_Node]:
+def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node) -> list[_Node]:
     """The nodes that are left of one after it is priced: itself if its interval got shorter, or its halves."""
     relaxed = relax_interval(circuit, groups, node.interval)
-    seconds = min(search.left, until - search.seconds)
     known = [x for x in (search.objective, search.limits.cutoff) if x is not None]
-    limits = Limits(seconds, cutoff=min(known, default=None), gap=search.limits.gap, prices=node.prices)
+    limits = Limits(search.left, cutoff=min(known, default=None), gap=search.limits.gap, prices=node.prices)
     inner = Search(search.network, limits, search.source)
     found = price_windows(relaxed, inner)
     if found is None:

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import floor
+from math import floor, inf
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from ...formulation.network.network import (
     window_terms,
 )
 from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Search, Solution, Status, TooManyError
+from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
 from .labels import LabelBounds
@@ -50,14 +51,13 @@ _MOST = 1 << 12  # the sum of the weights of a window's streams, of which all bu
 _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick searches, with windows, in others
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _NEAR = 1 / 32  # of the bound: the first slack in which copies are raised
-_BRANCHING = 3.0, 1.0  # multiples of the time before, and seconds, for branching over the largest transient use
+_BRANCHING = 3.0, 1.0  # multiples of the work before, and more, for branching over the largest transient use
 _QUICK_BRANCHING = 0.5, 0.3  # likewise, in quick searches that have a solution
-_LISTING = 2.0, 2.0  # multiples of the time for pricing, and seconds, for all lists of streams of a search
-_QUICK = 2.0, 5.0  # multiples of the time for pricing, and seconds, after which a quick search lists nothing
+_LISTING = 2.0, 2.0  # multiples of the work for pricing, and more, for all lists of streams of a search
+_QUICK = 2.0, 5.0  # multiples of the work for pricing, and more, after which a quick search lists nothing
 _ANY = 0.1  # the gap of a solution without windows, sought where none is known
 _FIRST_FOUND = 1e9  # a gap within which any solution is
 _TRIES = 8  # values of τ
-_TRIAL = 1.0  # seconds for a solution of one τ, in addition to the time for pricing
 _Solve = Callable[[Network, Limits], Solution]
 _Node = tuple[int, int, int]  # lower bound on solutions whose τ is between two levels
 
@@ -173,7 +173,7 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
 
 def _list(search: Search, solve: _Solve, circuit: Circuit, groups: Groups, best: WindowPrice) -> Solution:
     """Solve the network of a search by lists of segments, given its circuit and the best price."""
-    branching = _TauSearch(search, solve, circuit, groups, best=best, pricing_seconds=search.seconds)
+    branching = _TauSearch(search, solve, circuit, groups, best=best, pricing=search.work)
     by = "lists of segments", "lists of segments"
     try:
         solution = search_within(best.circuit, best.price, search, branching.offer, by)
@@ -251,8 +251,8 @@ def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     else:
         small = unrelaxed(small, groups)
         quick = search.limits.quick and search.objective is not None
-        times, seconds = _QUICK_BRANCHING if quick else _BRANCHING
-        branch_transient(small, groups, search, search.seconds * (1 + times) + seconds)
+        times, more = _QUICK_BRANCHING if quick else _BRANCHING
+        branch_transient(small, groups, search, search.work * (1 + times) + more)
 
 
 def _without_extra(circuit: Circuit) -> Circuit:
@@ -334,9 +334,9 @@ class _TauSearch:
     plain: Circuit
     groups: Groups
     best: WindowPrice
-    pricing_seconds: float
+    pricing: float  # work
     tried: set[int] = field(default_factory=set)
-    listing_seconds: float = 0.0  # spent on lists
+    listing: float = 0.0  # work for lists
     splits: int = 0  # of intervals whose lists grew too long
 
     def __post_init__(self) -> None:
@@ -361,7 +361,7 @@ class _TauSearch:
     def offer(self, through: Tables, reach: int) -> bool:
         """Offer the best solution of cost up to `reach`; True if the search was complete."""
         quick = self.search.limits.quick
-        late = self.search.objective is not None and self.search.seconds > _QUICK[0] * self.pricing_seconds + _QUICK[1]
+        late = self.search.objective is not None and self.search.work > _QUICK[0] * self.pricing + _QUICK[1]
         if quick and (self.tried or late):  # lists of a small slack gave their best
             return False
         relaxation = _Relaxation(self.best.circuit, self.best.price, self.best.weights, through, self.groups)
@@ -397,18 +397,17 @@ class _TauSearch:
         if small is None:
             return True
         limit = _OF_STREAMS if relaxed.weights else _FEW if search.limits.quick else _LABELS
-        seconds = _LISTING[0] * self.pricing_seconds + _LISTING[1] if relaxed.weights else search.left
-        start = search.seconds
-        until = min(search.until, search.started + start + max(0.0, seconds - self.listing_seconds))
-        bounds = LabelBounds(np.array(relaxed.price.price), max_total, limit, until)
+        most = _LISTING[0] * self.pricing + _LISTING[1] if relaxed.weights else inf
+        before, price = spent(), np.array(relaxed.price.price)
+        bounds = LabelBounds(price, max_total, limit, search.until, most_work=before + most - self.listing)
         try:
             lists = list_segments(small, relaxed.groups, relaxed.weights, bounds, high)
         except OutOfTimeError:
             if search.left <= 0:
                 raise
-            raise TooManyError(f"they take more than {seconds:.0f} s to list") from None
+            raise TooManyError("listing them takes longer than a gap is worth") from None
         finally:
-            self.listing_seconds += search.seconds - start
+            self.listing += spent() - before
         levels = [level for level in lists.levels if level >= low]
         nodes = [(search.bound, 0, len(levels) - 1)] if levels else []
         while nodes and search.left > 0:
@@ -448,8 +447,7 @@ class _TauSearch:
         search = self.search
         if tau not in self.tried:
             self.tried.add(tau)
-            seconds, quick = min(search.left, self.pricing_seconds + _TRIAL), search.limits.quick
-            self._solve_labels(lists, tau, tau, Limits(seconds, search.ceiling, quick=quick))
+            self._solve_labels(lists, tau, tau, Limits(search.left, search.ceiling, quick=True))
 
     def _solve_labels(
         self, lists: SegmentLists, low: int, high: int, limits: Limits

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ..protocol import Search
+from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
 from .crossover import crossed
 from .factors import Factor, dense
@@ -139,6 +140,7 @@ class Cuts:
         """The point within the box, of weights at least `least`, that maximises the minimum of the cuts; that."""
         from scipy.optimize import linprog
 
+        spend(LINEAR_PROGRAM)
         rows = np.array(self.rows, np.float64)
         slopes = rows[:, 1:].copy()
         slopes[:, self.size :] -= self.capacities

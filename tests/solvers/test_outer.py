@@ -259,7 +259,7 @@ def told(found: SearchResult) -> tuple[Any, ...]:
 
 
 def test_any_executor_gives_the_same() -> None:
-    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES, overlap=False), micro_batches=(4, 8))
+    problem = replace(asked("short", (4,), 14 * MIB, 8, MODES), micro_batches=(4, 8))
     space, limits = everything(problem), Limits(gap=0.05)
     alone = told(search(problem, solver("auto"), limits, space))
     with ThreadPoolExecutor(3) as threads, Processes(2) as processes:
