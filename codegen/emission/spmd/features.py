@@ -244,6 +244,7 @@ def _optimizer(e: Emission) -> Context:
         "pipeline": e.pipeline,
         "tied": _tied(e),
         "bare": not all(map(trained, e.stages)),
+        "alike": _updates_alike(e),
         "ranks": "RANKS // PIPELINE" if e.pipeline else "RANKS",
         "optimizer_doc": f"{training.OPTIMIZERS[e.plan.optimizer][0]} over this rank's part of the weights.",
         "optimizer_call": training.optimizer_call(
@@ -254,6 +255,13 @@ def _optimizer(e: Emission) -> Context:
         "shared": e.pipeline is not None and e.pipeline["shared"],
         "split": e.pipeline is not None and e.pipeline["split"],
     }
+
+
+def _updates_alike(e: Emission) -> bool:
+    """True if every rank has all weights whole, and updates all of them."""
+    storage = e.storage
+    parts = storage.cut or storage.placed or storage.ranged or storage.spread or storage.sparse
+    return not (parts or e.synchronization.sharded or e.synchronization.separate or e.pipeline)
 
 
 def _optimizer_in_place(e: Emission) -> Context | None:
