@@ -105,8 +105,8 @@ def planned(partita: Run, *options: str | Path, code: int = 0) -> dict[str, Any]
     [
         ("--chunks 2", False),  # which a plan without a pipeline lies beside
         ("--stages 2 --chunks 2 --micro-batches 2", True),
-        ("--stages 2 --mesh 2 --fix scores=o", True),
-        ("--stages 2 --rewrite --micro-batches 1", True),
+        ("--stages 2 --mesh 2 --fix scores=o --gap 0.05", True),
+        ("--stages 2 --rewrite --micro-batches 1 --gap 0.05", True),
         ("--stages 2 --schedule gpipe --recompute selective --dtype float32,mixed-bfloat16 --gap 0.1", True),
         ("--stages 2 --schedule zero-bubble --offload --dtype mixed-bfloat16-bf16grad", True),
         ("--stages 2 --schedule all --gap 0.1", True),
@@ -165,7 +165,7 @@ def test_too_little_memory_for_any_plan(stages: str, partita: Run, tmp_path: Pat
 
 # Killed, interrupted, elsewhere
 
-LONG = ("--stages", "2")  # dozens of networks
+LONG = ("--stages", "2", "--no-overlap")  # dozens of networks
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_any_executor_makes_the_same_plan(tmp_path: Path) -> None:
     module, inputs = load_module("gpt2", small=True, sequence=None)
 
     def plan(name: str, **settings: Any) -> None:
-        made = optimize(module, inputs, Machine.adhoc((2, 2)), batch=12, stages=2, cache="none", **settings)
+        made = optimize(module, inputs, Machine.adhoc((2, 2)), batch=12, stages=2, overlap=False, cache="none", **settings)
         made.save(tmp_path / name)
 
     plan("alone", workers=1)
