@@ -265,7 +265,9 @@ def test_any_executor_makes_the_same_plan(tmp_path: Path) -> None:
     module, inputs = load_module("gpt2", small=True, sequence=None)
 
     def plan(name: str, **settings: Any) -> None:
-        made = optimize(module, inputs, Machine.adhoc((2, 2)), batch=12, stages=2, overlap=False, cache="none", **settings)
+        made = optimize(
+            module, inputs, Machine.adhoc((2, 2)), batch=12, stages=2, overlap=False, cache="none", **settings
+        )
         made.save(tmp_path / name)
 
     plan("alone", workers=1)
