@@ -42,7 +42,6 @@ class Join:
     """
 
     def __init__(self, bucket: Bucket, slots: Sequence[Floats]) -> None:
-        spend(CALL + ENTRY * prod(bucket.dims))
         self.dims = bucket.dims
         self.kept = tuple(range(1, len(bucket.dims)))
         self.parts = [(slots[slot], axes) for slot, axes in bucket.inputs]
@@ -64,6 +63,7 @@ class Join:
 
     def forward(self) -> Floats:
         """The table over the kept axes."""
+        spend(CALL + ENTRY * prod(self.dims))
         shape = self.dims[1:]
         if self.pair is None:
             out = np.zeros(shape)
@@ -78,6 +78,7 @@ class Join:
 
     def backward(self, outside: Floats, through: Floats) -> list[Floats]:
         """The best total through each entry of each input, given those outside of and through each entry of out."""
+        spend(CALL + 2 * ENTRY * prod(self.dims))
         found = [np.full(table.shape, np.inf) for table, _ in self.parts]
         for k in self.outer:
             _lower(found[k], self.parts[k][1], through, self.kept)

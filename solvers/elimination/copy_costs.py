@@ -65,13 +65,16 @@ def raise_copies(
     search: Search,
     reach: int,
     interval: Interval | None = None,
+    most_work: float = inf,
 ) -> None:
     """Raise the bound of `search` by exact costs of copies, and offer solutions, by about as much work as for pricing.
+
+    It ends after `most_work` of `search` in any case.
 
     `circuit` is relaxed over `groups`, by means or over an interval of the largest transient use, and restricted to the
     solutions of cost up to `reach`.
     """
-    most_work = search.work * (1 + _TIMES) + _MORE
+    most_work = min(most_work, search.work * (1 + _TIMES) + _MORE)
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)

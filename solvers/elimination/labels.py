@@ -231,6 +231,7 @@ def _join(
         raise TooManyError(f"{total} pairs of labels, the limit is {limit} in a table")
     stored: Iterable[tuple[Ints, Ints]]
     if binned:
+        spend(ENTRY * total)
         stride = {a: prod(dims[b] for b in visible[k + 1 :]) for k, a in enumerate(visible)}
         left = _rows(state, axes, stride)
         right = _rows(other, more, {a: stride[a] for a in new if a in stride})[order]
@@ -340,5 +341,7 @@ def nondominated(labels: Labels, rows: list[int], dims: Sequence[int], most: int
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
     kept = frontier(cell[order], labels.time[order], labels.use[order], most)
     cells = 1 + int(np.count_nonzero(np.diff(cell[order])))
-    spend(len(labels) * ENTRY * len(kept) / cells)  # each label is compared with those kept of its entry
+    spend(
+        len(labels) * ENTRY * int(np.count_nonzero(kept)) / cells
+    )  # each label is compared with those kept of its entry
     return labels.take(order[kept])

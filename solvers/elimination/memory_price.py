@@ -15,6 +15,7 @@ import numpy as np
 
 from ...formulation.network.network import Network
 from ..protocol import STOPPED, Search, Solution, TooManyError
+from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
 from .crossover import crossed
 from .factors import dense
@@ -172,6 +173,7 @@ def highest_prices(cuts: Floats, capacities: Floats, box: Floats) -> tuple[tuple
     if len(capacities) > 1:
         from scipy.optimize import linprog
 
+        spend(LINEAR_PROGRAM)
         scale = np.maximum(1.0, np.abs(base).max())
         rows = np.hstack([np.ones((len(base), 1)), -slope * box / scale])
         bounds = [(None, None), *[(0.0, 1.0)] * len(box)]

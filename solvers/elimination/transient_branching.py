@@ -42,7 +42,7 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work
         node = heapq.heappop(nodes)
         if node.bound < search.ceiling:
             try:
-                parts = _priced(circuit, groups, search, node)
+                parts = _priced(circuit, groups, search, node, most_work - search.work)
             except OutOfTimeError:
                 return
             for part in parts:
@@ -53,8 +53,11 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work
         search.raise_bound(min([short, search.ceiling, *(n.bound for n in nodes[:1])]))
 
 
-def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node) -> list[_Node]:
-    """The nodes that are left of one after it is priced: itself if its interval got shorter, or its halves."""
+def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, left: float) -> list[_Node]:
+    """The nodes that are left of one after it is priced: itself if its interval got shorter, or its halves.
+
+    Copies are raised by at most the work that is `left`, pricing included.
+    """
     relaxed = relax_interval(circuit, groups, node.interval)
     known = [x for x in (search.objective, search.limits.cutoff) if x is not None]
     limits = Limits(search.left, cutoff=min(known, default=None), gap=search.limits.gap, prices=node.prices)
@@ -67,7 +70,7 @@ def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node) -> li
         small = found.restricted(reach, inner.until)
         if small is None:
             return []
-        raise_copies(small, found, groups, inner, reach, node.interval)
+        raise_copies(small, found, groups, inner, reach, interval=node.interval, most_work=left)
     if inner.assignment is not None:
         search.offer(inner.assignment)
     bound, interval = max(node.bound, inner.bound), _shortened(node.interval, groups, found.price, search.ceiling)

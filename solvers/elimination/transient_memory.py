@@ -56,8 +56,9 @@ _QUICK_BRANCHING = 0.5, 0.3  # likewise, in quick searches that have a solution
 _LISTING = 2.0, 2.0  # multiples of the work for pricing, and more, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # multiples of the work for pricing, and more, after which a quick search lists nothing
 _ANY = 0.1  # the gap of a solution without windows, sought where none is known
-_FIRST_FOUND = 1e9  # a gap within which any solution is
+_FIRST_FOUND = 1e9  # so large a gap that the first solution ends the search
 _TRIES = 8  # values of τ
+_TRIAL = 10.0  # seconds for a solution of one τ, which only networks too wide for elimination need
 _Solve = Callable[[Network, Limits], Solution]
 _Node = tuple[int, int, int]  # lower bound on solutions whose τ is between two levels
 
@@ -204,7 +205,8 @@ def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> 
     limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=True)
     answer = _solve_silently(search, solve, plain, limits)
     if answer.assignment is None and answer.status is not Status.INFEASIBLE and not search.limits.quick:
-        answer = _solve_silently(search, solve, plain, Limits(search.left, search.ceiling, gap=_FIRST_FOUND))
+        search.raise_bound(answer.bound)
+        answer = _solve_silently(search, solve, plain, Limits(search.left, gap=_FIRST_FOUND, prices=answer.prices))
     if answer.status is Status.INFEASIBLE:
         return _without_solution(search, answer.words)
     search.raise_bound(answer.bound)
@@ -242,7 +244,7 @@ def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
 
 def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     """Raise the bound of `search` by branching over the largest transient use, if that has a price."""
-    if not groups or search.done or not any(best.price.price):
+    if not groups or search.done or (search.objective is not None and not any(best.price.price)):
         return
     reach = min(search.ceiling - 1, best.circuit.max_cost)
     small = best.restricted(reach, search.until)
@@ -405,7 +407,7 @@ class _TauSearch:
         except OutOfTimeError:
             if search.left <= 0:
                 raise
-            raise TooManyError("listing them takes longer than a gap is worth") from None
+            raise TooManyError("listing them exceeds the work limit") from None
         finally:
             self.listing += spent() - before
         levels = [level for level in lists.levels if level >= low]
@@ -447,7 +449,7 @@ class _TauSearch:
         search = self.search
         if tau not in self.tried:
             self.tried.add(tau)
-            self._solve_labels(lists, tau, tau, Limits(search.left, search.ceiling, quick=True))
+            self._solve_labels(lists, tau, tau, Limits(min(search.left, _TRIAL), search.ceiling, quick=True))
 
     def _solve_labels(
         self, lists: SegmentLists, low: int, high: int, limits: Limits

@@ -258,10 +258,15 @@ def _optimizer(e: Emission) -> Context:
 
 
 def _updates_alike(e: Emission) -> bool:
-    """True if every rank has all weights whole, and updates all of them."""
-    storage = e.storage
+    """True if every rank has all weights whole, and the same sum of all gradients, to the last bit.
+
+    Gradients that ranks compute for themselves may differ in the last bits, as may sums in several steps.
+    """
+    storage, sums = e.storage, e.synchronization
     parts = storage.cut or storage.placed or storage.ranged or storage.spread or storage.sparse
-    return not (parts or e.synchronization.sharded or e.synchronization.separate or e.pipeline)
+    axes = sum(size > 1 for size in e.plan.placement.sizes)
+    unlike = parts or sums.sharded or sums.separate or sums.alone or e.collectives.programs or axes > 1
+    return not (unlike or e.pipeline or e.scales_loss)
 
 
 def _optimizer_in_place(e: Emission) -> Context | None:
