@@ -28,7 +28,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 FIRST = (
     *("test_messages", "test_backends", "test_kernels"),  # these compile what others run within a time limit
-    *("test_equality", "test_operators", "test_solvers_bench", "test_reduction_program", "test_verify"),
+    *("test_equality", "test_baseline", "test_operators", "test_solvers_bench", "test_reduction_program"),
+    "test_verify",
     *("test_spacetime_plans", "test_spacetime_emit", "test_spacetime_conflict", "test_spacetime_materialize"),
     *("test_flat_portfolio", "test_random", "test_emit", "test_rewritten", "test_launch", "test_explicit"),
     *("test_flat_linear", "test_reduction", "test_zoo", "test_beside", "test_spread", "test_ring", "test_loops"),
