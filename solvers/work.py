@@ -10,9 +10,7 @@ CALL = 5e-5  # of numpy, a few times, from Python
 ENTRY = 7e-10  # of a table, read or written
 PAIR = 1e-7  # of labels, joined
 LINEAR_PROGRAM = 4e-3  # of some dozens of cuts
-
-
-_GRAIN = 2.0**36  # parts of a second, of which sums are exact: what was done before changes no difference
+_GRAIN = 2.0**36  # parts of a second: sums of them are exact, so a difference does not depend on earlier work
 
 
 class _Spent(local):

@@ -17,6 +17,7 @@ from partita.bench import bench
 
 Run = Callable[..., tuple[int, str, str]]
 ONLY = {"zoo": ("mlp", "bert", "dlrm")}
+"""One twin of a family where others are the same; those that take longer are checked by hand."""
 SLOW = (
     "gpt2 --small --hierarchy 2x2 --rewrite --stages 2",
     "gpt2 --small --hierarchy 2x2 --dtype bfloat16,float32",
@@ -25,7 +26,7 @@ SLOW = (
     "gpt2 --small --machine cpu",
     "mbart-4.7b --small --hierarchy 2x2 --no-overlap",
 )
-"""The benches' cases that are run, and the plans that are not: the others take long, and are checked by hand."""
+"""Plans that take most of a minute here, and are checked by hand."""
 BASELINE = json.loads((Path(__file__).parent / "data" / "baseline.json").read_text())
 
 

@@ -43,7 +43,7 @@ _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
 _SHARE = 0.25  # of the work left, for the lists of one entry
-_TIMES, _MORE = 2.0, 1.0  # multiples of the work for pricing, and more
+_TIMES, _MORE = 2.0, 1.0  # times the work for pricing, plus seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,8 @@ def raise_copies(
 ) -> None:
     """Raise the bound of `search` by exact costs of copies, and offer solutions, by about as much work as for pricing.
 
-    It ends after `most_work` of `search` in any case.
-
-    `circuit` is relaxed over `groups`, by means or over an interval of the largest transient use, and restricted to the
-    solutions of cost up to `reach`.
+    The work of `search` ends at `most_work` at the latest. `circuit` is relaxed over `groups`, by means or over an
+    interval of the largest transient use, and restricted to the solutions of cost up to `reach`.
     """
     most_work = min(most_work, search.work * (1 + _TIMES) + _MORE)
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
@@ -221,7 +219,7 @@ class _CopyCosts:
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
     def _raise(self, c: int, first: int, last: int, gap: float, most_work: float) -> None:
-        """Raise one entry to within `gap` of its cost, or as far as lists lead before `most_work` of this thread."""
+        """Raise one entry to within `gap` of its cost, or as far as lists get before `most_work` of this thread."""
         part = self._between(c, first, last)
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):

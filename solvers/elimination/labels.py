@@ -340,8 +340,7 @@ def nondominated(labels: Labels, rows: list[int], dims: Sequence[int], most: int
     cell = _key(labels.at[rows], dims, len(labels))
     order = np.lexsort((*labels.use.T[::-1], labels.time, cell))
     kept = frontier(cell[order], labels.time[order], labels.use[order], most)
-    cells = 1 + int(np.count_nonzero(np.diff(cell[order])))
-    spend(
-        len(labels) * ENTRY * int(np.count_nonzero(kept)) / cells
-    )  # each label is compared with those kept of its entry
+    entries = 1 + int(np.count_nonzero(np.diff(cell[order])))
+    left = int(np.count_nonzero(kept)) / entries
+    spend(ENTRY * len(labels) * left)  # each label is compared with those left of its entry
     return labels.take(order[kept])

@@ -14,7 +14,9 @@ from partita.model.errors import PartitaError
 def test_the_small_cases_are_planned_to_the_end() -> None:
     result = bench("plan", small=True)
     assert [row["case"] for row in result["rows"]] == [case.name for case in SMALL]
-    assert all(row["gap"] < 1e-3 and (row["status"] == "optimal") == (row["gap"] == 0) for row in result["rows"])
+    *small, llama = result["rows"]
+    assert all(row["status"] == "optimal" and row["gap"] == 0 for row in small)
+    assert llama["gap"] < 1e-3  # its lists of streams grow too long
     assert all(0 < row["memory_gib"] <= row["of_gib"] and row["solve_s"] <= row["total_s"] for row in result["rows"])
     assert {"cores", "memory_gib", "python", "torch", "numpy", "numba", "ortools"} <= result["hardware"].keys()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
