@@ -28,21 +28,24 @@ PORT = "29500"
 TCP = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 """Settings of every node: BBR probes for bandwidth, and so leaves up to a fifth of a shaped link unused."""
 
-SEGMENT, FRAME, ACKNOWLEDGEMENT = 1448, 1514, 66
-"""Bytes: data in a full Ethernet frame of TCP, the frame, and an acknowledgement, of which two frames need one."""
-
-WIRE_BYTES = (FRAME + ACKNOWLEDGEMENT / 2) / SEGMENT
-"""Bytes that the interfaces send, both ways together, for one byte of data."""
+ETHERNET, TCP_IP = 14, 52
+"""Bytes of a packet's headers. An acknowledgement is headers only; there is one for every two packets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
     """`sizes`: (nodes, ranks of a node) or (racks, nodes, ranks); `rates`: of the links of each level but the last,
-    in bit/s.
+    in bit/s. `mtu`: bytes of a packet; larger ones leave more of the processors' time to the ranks.
     """
 
     sizes: tuple[int, ...]
     rates: tuple[float, ...]
+    mtu: int = 1500
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that the interfaces send, both ways together, for one byte of data."""
+        return (self.mtu + ETHERNET + (TCP_IP + ETHERNET) / 2) / (self.mtu - TCP_IP)
 
     @property
     def nodes(self) -> int:
@@ -112,20 +115,21 @@ def emulated(network: Emulation) -> Iterator[list[str]]:
 
 def _build(network: Emulation, hub: str, nodes: list[str]) -> list[str]:
     racks, per_rack, _ = (1, *network.sizes)[-3:]
+    mtu = f"mtu {network.mtu}"
     for rack in range(racks):
-        _do(f"ip link add rack{rack} type bridge", hub)
+        _do(f"ip link add rack{rack} {mtu} type bridge", hub)
         _do(f"ip link set rack{rack} up", hub)
     for rack in range(racks if racks > 1 else 0):
         # All racks meet at one more bridge.
         if rack == 0:
-            _do("ip link add core type bridge", hub)
+            _do(f"ip link add core {mtu} type bridge", hub)
             _do("ip link set core up", hub)
-        _do(f"ip link add up{rack} type veth peer name down{rack}", hub)
+        _do(f"ip link add up{rack} {mtu} type veth peer name down{rack} {mtu}", hub)
         for end, bridge in ((f"up{rack}", f"rack{rack}"), (f"down{rack}", "core")):
             _do(f"ip link set {end} master {bridge} up", hub)
             _shape(hub, end, network.rates[0])
     for number, node in enumerate(nodes):
-        _do(f"ip link add eth0 netns {node} type veth peer name port{number} netns {hub}")
+        _do(f"ip link add eth0 netns {node} {mtu} type veth peer name port{number} netns {hub} {mtu}")
         _do(f"ip addr add {address(number)}/24 dev eth0", node)
         _do("ip link set eth0 up", node)
         _do(f"ip link set port{number} master rack{number // per_rack} up", hub)

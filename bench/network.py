@@ -34,7 +34,7 @@ from ..model.machine.link_kinds import SharedMedium
 from ..model.machine.machine import Level, Machine
 from ..model.machine.wiring import Wiring
 from .cases import Row, Tell, each
-from .emulated import WIRE_BYTES, Emulation, emulated, refusal, run_ranks
+from .emulated import Emulation, emulated, refusal, run_ranks
 
 NAMES = ("rack", "node", "rank")
 SHORT = {"all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "reduce": "R", "broadcast": "B"}
@@ -112,7 +112,7 @@ def described(network: Emulation) -> Machine:
     cpu = Machine.load("cpu")
     copied = cpu.devices * cpu.levels[0].bandwidth / network.nodes  # every node's share of what the cores can do
     latency = cpu.latency_ns(0) * network.ranks / cpu.devices
-    bandwidths = [*(rate / 8 / WIRE_BYTES for rate in network.rates), copied]
+    bandwidths = [*(rate / 8 / network.wire_bytes for rate in network.rates), copied]
     wirings = [*(None for _ in network.rates), Wiring((SharedMedium(copied),))]
     names = NAMES[-len(network.sizes) :]
     levels = tuple(
@@ -205,7 +205,7 @@ def wire_bytes(
             for phase in phases:
                 apart = nodes[:, phase.shape.source] != nodes[:, phase.shape.target]
                 total += share * phase.share * float((apart * phase.shape.share).sum())
-    return total * size_bytes * WIRE_BYTES
+    return total * size_bytes * network.wire_bytes
 
 
 def _row(case: Case, machine: Machine, one: EmittedFile, name: str, found: Row) -> Row:

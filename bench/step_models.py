@@ -66,8 +66,8 @@ MODELS: Mapping[str, StepModel] = {
     "gpt": _gpt(4, 256, 2048, 128),
     "gpt, dropout 0.1": _gpt(4, 256, 2048, 128, dropout=0.1),
     "llama": _llama(4, 256, 2048, 128),
-    "gpt, narrow": _gpt(4, 128, 512, 128),
-    "llama, narrow": _llama(4, 128, 512, 128),
+    "gpt, narrow": _gpt(6, 160, 512, 128),
+    "llama, narrow": _llama(6, 160, 512, 128),
     "gpt, tiny": _gpt(2, 32, 64, 16),
     "llama, tiny": _llama(2, 32, 64, 16),
 }

@@ -1,6 +1,6 @@
 """One rank of `bench baselines` and `bench overlap`: runs of steps, of several forms in turn; rank 0 writes the times.
 
-Before that, ranks may time a program for one rank, all of them at once and each for itself.
+Before that, ranks may time a program for one rank, all of them at once and each for itself, and a small all-reduce.
 
 A form is an emitted program or one of PyTorch's own parallelizations (`rivals`), of one model on one batch. Each round
 has one run of every form; between runs all ranks wait for each other.
@@ -26,9 +26,12 @@ from ..codegen.verification.worker import compile_blocks, load_program
 from .rivals import Step, rival_step
 from .step_models import MODELS, StepModel
 
-JOB, RESULT, ALONE = "job.json", "times.json", "alone.{}.json"
+JOB, RESULT, ALONE, LATENCY = "job.json", "times.json", "alone.{}.json", "latency.json"
 CHECKED = 3
 """Steps of every form whose losses are compared; they warm up too."""
+
+REDUCTIONS = 100
+"""All-reduces whose latency is measured, after a tenth as many to warm up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Job:
     """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
 
     A program is `compiled` if its plan is. `alone`: a program for one rank on its share of the samples, which every
-    rank times first, in so many `steps`.
+    rank times first, as many steps as of a form; all together then time small all-reduces.
     """
 
     model: str
@@ -63,6 +66,11 @@ def read_alone(folder: Path) -> float:
     return mean(float(file.read_text()) for file in folder.glob(ALONE.format("*")))
 
 
+def read_latency(folder: Path) -> float:
+    """Seconds of an all-reduce of a few bytes over all ranks."""
+    return float((folder / LATENCY).read_text())
+
+
 def spread(seconds: Sequence[float]) -> float:
     """How far runs are apart: (longest - shortest) / median."""
     return (max(seconds) - min(seconds)) / median(seconds)
@@ -75,6 +83,8 @@ def main(path: Path) -> None:
     if job.alone:
         _time_alone(path.parent, job)
     dist.init_process_group("gloo")
+    if job.alone:
+        _time_latency(path.parent)
     model = MODELS[job.model]
     steps = [_step(path.parent, model, job.samples, form) for form in job.forms]
     found: list[dict[str, Any]] = []
@@ -106,6 +116,23 @@ def _time_alone(folder: Path, job: Job) -> None:
     seconds = _timed(step, CHECKED, job.rounds * job.steps)
     (folder / ALONE.format(rank)).write_text(str(seconds))
     dist.destroy_process_group()
+
+
+def _time_latency(folder: Path) -> None:
+    """Time all-reduces of a few bytes: some for every rank, so that each waits for the whole way round the ring."""
+    few = torch.zeros(2 * dist.get_world_size())
+
+    def seconds(times: int) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(times):
+            dist.all_reduce(few)
+        return (time.perf_counter() - start) / times
+
+    seconds(REDUCTIONS // 10)
+    found = seconds(REDUCTIONS)
+    if dist.get_rank() == 0:
+        (folder / LATENCY).write_text(str(found))
 
 
 def _step(folder: Path, model: StepModel, samples: int, form: Mapping[str, Any]) -> Step:

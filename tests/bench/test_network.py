@@ -15,7 +15,7 @@ import pytest
 
 from partita.bench import BENCHES, bench, text
 from partita.bench import emulated as network_module
-from partita.bench.emulated import PREFIX, WIRE_BYTES, Emulation, emulated, refusal, run_ranks
+from partita.bench.emulated import PREFIX, Emulation, emulated, refusal, run_ranks
 from partita.bench.network import CASES, SMALL, described, notation, price, summary, wire_bytes
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
@@ -43,9 +43,10 @@ needs_network = pytest.mark.skipif(WHY is not None, reason=f"no network can be e
 
 
 def test_machine() -> None:
-    machine = described(Emulation((2, 2, 2), (50e6, 100e6)))
+    network = Emulation((2, 2, 2), (50e6, 100e6))
+    machine = described(network)
     assert [level.name for level in machine.levels] == ["rack", "node", "rank"]
-    assert [level.bandwidth * 8 * WIRE_BYTES for level in machine.levels[:2]] == pytest.approx([50e6, 100e6])
+    assert [level.bandwidth * 8 * network.wire_bytes for level in machine.levels[:2]] == pytest.approx([50e6, 100e6])
     inside = machine.levels[2].wiring
     assert inside is not None
     (shared,) = inside.of_kind(SharedMedium)
@@ -66,7 +67,7 @@ def test_machine() -> None:
 )
 def test_wire_bytes(program: ReductionProgram, ring: bool, share: float) -> None:
     """All nodes' together, in units of what a rank holds."""
-    assert wire_bytes(TWO_BY_FOUR, ALL, program, 1000, ring) == pytest.approx(share * 1000 * WIRE_BYTES)
+    assert wire_bytes(TWO_BY_FOUR, ALL, program, 1000, ring) == pytest.approx(share * 1000 * TWO_BY_FOUR.wire_bytes)
 
 
 def test_what_stays_in_a_node_sends_nothing() -> None:
