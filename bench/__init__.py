@@ -24,7 +24,7 @@ BENCHES = {
     "overlap": "Programs that communicate while they compute beside those that wait: measured and predicted.",
     "placements": "Placement and reduction programs as variables of one network, compared with enumeration.",
     "plan": "From model to proven plan: capture, formulate and solve, each timed.",
-    "programs": "Programs of random plans, trained beside their modules by ranks that are late at random.",
+    "programs": "Programs of random plans, trained beside their modules by ranks that take turns in a random order.",
     "reductions": "The search for the cheapest reduction program as devices and levels grow, and enumeration.",
     "results": "Every number of the five results of P² (MLSys 2022) beside ours, and why they differ where they do.",
     "rules": "Generated rewrite rules beside the hand-written ones: steps, what matches, what plans take.",

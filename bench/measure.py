@@ -64,7 +64,7 @@ def measure(
     """Train the plan's program: a step to warm up, one whose memory is measured, `steps` that are timed (the median).
 
     `module` is the model with its example inputs where the plan does not have it. Every rank on the CPU is a thread,
-    with one thread of torch; ranks that share cores slow each other down, so time is that of a plan for one rank.
+    and one runs at a time, so a step takes as long as those of all ranks together.
     The batch of all ranks does not count, a rank's part of it does: the batch of a space-time plan is its ranks'.
     Raises PartitaError: several ranks on one GPU, mixed precision in a space-time plan.
     """

@@ -1,9 +1,8 @@
-"""Rendezvous of ranks that are threads: which ones run, which wait for which, and the report of a deadlock."""
+"""Rendezvous of ranks that are threads: which one runs, which wait for which, and the report of a deadlock."""
 
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+REDRAWN = 0.25
+"""How often a rank of a shuffled run gets another priority where it could give up its turn."""
 
 
 class RankError(RuntimeError):
@@ -46,25 +48,52 @@ class Meeting:
 
 
 class Hub:
-    """The running and the waiting ranks; a rank counts as running from before its thread starts.
+    """The rank whose turn it is, those that are ready for one, and the waiting ones.
+
+    One rank runs at a time, until it waits or ends: threads that compete for Python's lock waste a quarter of a
+    verification on switching. `shuffled`: the turn goes to the rank of the highest priority, which is drawn at random,
+    now and then anew, before each collective and each wait.
 
     Any two ranks must join the collectives that they have in common in one order, also those of different groups: on
     GPUs, where each waits for those before it, they would otherwise wait for each other forever.
     """
 
-    def __init__(self, ranks: int, delay: float = 0.0) -> None:
+    def __init__(self, ranks: int, shuffled: bool = False) -> None:
         self.lock = threading.Lock()
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
-        self.running = ranks
+        self.ready = list(range(ranks))
+        self.drawn = random.Random(0) if shuffled else None
+        self.priorities = [self.drawn.random() for _ in range(ranks)] if self.drawn else []
         self.waits: dict[int, tuple[Meeting, str]] = {}
         self.finished: set[int] = set()
         self.joined = [0] * ranks
         self.joined_with = [[0] * ranks for _ in range(ranks)]  # how many a rank has joined that another one is in
-        self.delay, self.delays = delay, [random.Random(rank) for rank in range(ranks)]
         self.gates = [threading.Semaphore(0) for _ in range(ranks)]
         self.threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
         self.cause: BaseException | None = None
+
+    def start(self) -> None:
+        """Give the first turn."""
+        with self.lock:
+            self._give_turn()
+
+    def await_turn(self, rank: int) -> None:
+        """Wait for the turn of a rank that is ready, or will be; raises Stopped if another one fails meanwhile."""
+        self.gates[rank].acquire()
+        if self.failure is not None:
+            raise Stopped
+
+    def pass_turn(self, rank: int) -> None:
+        """Let other ranks that are ready run first."""
+        with self.lock:
+            if self.failure is not None:
+                raise Stopped
+            if self.drawn and self.drawn.random() < REDRAWN:
+                self.priorities[rank] = self.drawn.random()
+            self.ready.append(rank)
+            self._give_turn()
+        self.await_turn(rank)
 
     def join(
         self,
@@ -80,8 +109,8 @@ class Hub:
 
         `ordered`: what the ranks that meet must join in the same order as all else that they do together.
         """
-        if self.delay:
-            time.sleep(self.delays[rank].uniform(0, self.delay))
+        if self.drawn is not None:
+            self.pass_turn(rank)
         with self.lock:
             if self.failure is not None:
                 raise Stopped
@@ -108,9 +137,7 @@ class Hub:
         with self.lock:
             found.done = True
             found.parts.clear()
-            self.running += len(found.waiting)
-            for waiting in found.waiting:
-                self.gates[waiting].release()
+            self.ready += found.waiting
         return found
 
     def _check_order(self, meeting: Meeting, rank: int, what: str) -> None:
@@ -128,6 +155,8 @@ class Hub:
                 )
 
     def wait(self, meeting: Meeting, rank: int, what: str) -> None:
+        if self.drawn is not None:
+            self.pass_turn(rank)
         with self.lock:
             if meeting.done:
                 return
@@ -135,17 +164,15 @@ class Hub:
                 raise Stopped
             meeting.waiting.append(rank)
             self.waits[rank] = (meeting, what)
-            self._stand_still()
-        self.gates[rank].acquire()
+            self._give_turn()
+        self.await_turn(rank)
         with self.lock:
             del self.waits[rank]
-            if not meeting.done:
-                raise Stopped
 
     def leave(self, rank: int) -> None:
         with self.lock:
             self.finished.add(rank)
-            self._stand_still()
+            self._give_turn()
 
     def fail(self, failure: BaseException, cause: BaseException | None = None) -> None:
         """Stop all ranks; only the first failure counts."""
@@ -156,19 +183,20 @@ class Hub:
         with self.lock:
             return self._report()
 
-    def _stand_still(self) -> None:
-        self.running -= 1
-        if self.running == 0 and self.waits:
+    def _give_turn(self) -> None:
+        if self.failure is not None:
+            return
+        if self.ready:
+            place = max(range(len(self.ready)), key=lambda n: self.priorities[self.ready[n]]) if self.drawn else 0
+            self.gates[self.ready.pop(place)].release()
+        elif self.waits:
             self._fail(Deadlock(f"deadlock: no rank can go on\n{self._report()}"))
 
     def _fail(self, failure: BaseException, cause: BaseException | None = None) -> None:
         if self.failure is None:
             self.failure, self.cause = failure, cause
-            for meeting, _ in self.waits.values():
-                if not meeting.done:
-                    for rank in meeting.waiting:
-                        self.gates[rank].release()
-                    meeting.waiting.clear()
+            for gate in self.gates:
+                gate.release()  # whoever waits for a turn stops
 
     def _report(self) -> str:
         frames = sys._current_frames()
@@ -179,7 +207,9 @@ class Hub:
             elif rank in self.waits and not self.waits[rank][0].done:
                 meeting, what = self.waits[rank]
                 missing = [m for place, m in enumerate(meeting.members) if place not in meeting.parts]
-                state = f"waits in {what} for {ranks_text(missing)}"
+                state = f"waits in {what}" + (f" for {ranks_text(missing)}" if missing else ", which failed")
+            elif rank in self.ready or rank in self.waits:
+                state = "is ready"
             else:
                 state = "runs"
             place = _user_line(frames.get(self.threads[rank].ident or -1)) if rank not in self.finished else ""

@@ -1,8 +1,8 @@
 """Ranks as threads: an unchanged torch.distributed program runs in this process, one thread per rank.
 
 Collectives meet in a `Hub`: every rank brings its part, and the last one to arrive computes for all, in rank order, so
-that results do not depend on timing. The hub knows which ranks run and which wait, so it detects a deadlock as soon as
-the last running rank waits, and reports where each rank stands.
+that results do not depend on timing. Ranks take turns: one runs until it waits for a collective, or asks in vain
+whether one is done. So the hub detects a deadlock as soon as no rank can run, and reports where each one stands.
 """
 
 # mypy: disable-error-code="override"
@@ -32,23 +32,27 @@ BACKEND = "partita_threads"
 T = TypeVar("T")
 
 
-def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 300.0, delay: float = 0.0) -> list[T]:
+def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 300.0, shuffled: bool = False) -> list[T]:
     """The results of `function(rank)` on `ranks` threads, in which torch.distributed is initialized.
 
     Meanwhile `init_process_group` and `destroy_process_group` do nothing, so a program may call them. A program must
-    use its own random generators: threads share torch's global one. torch runs one thread per rank. Raises RankError
-    with the traceback of the first rank that fails, Deadlock if the ranks wait for each other or after `timeout`
-    seconds. A second caller waits for the first. Every rank sleeps up to `delay` seconds, at random, before it joins a
-    collective: no result may depend on that. Raises RankError too if two ranks join collectives in different orders.
+    use its own random generators: threads share torch's global one. torch runs one thread: a pool for each rank would
+    spin beside the others. A rank may wait for another one by collectives only. With `shuffled` ranks take turns in a
+    random order: no result may depend on that.
+
+    Raises RankError with the traceback of the first rank that fails, or if two ranks join collectives in different
+    orders; Deadlock if the ranks wait for each other, or after `timeout` seconds for all of them together. A second
+    caller waits for the first.
     """
     if ranks < 1:
         raise ValueError(f"{ranks} ranks cannot run")
-    hub = Hub(ranks, delay)
+    hub = Hub(ranks, shuffled)
     results: dict[int, T] = {}
 
     def body(rank: int) -> None:
         _local.hub, _local.rank = hub, rank
         try:
+            hub.await_turn(rank)
             _initialize(store, rank, ranks)
             results[rank] = function(rank)
         except Stopped:
@@ -66,6 +70,7 @@ def run_threads(function: Callable[[int], T], ranks: int, *, timeout: float = 30
         try:
             for thread in threads:
                 thread.start()
+            hub.start()
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if any(thread.is_alive() for thread in threads):
@@ -150,6 +155,14 @@ def _exchange(parts: list[tuple[_Tensors, _Tensors]]) -> None:
             _put(target, sent[s][r])
 
 
+def _all_gather(parts: list[tuple[_Tensors, Tensor]]) -> None:
+    """Part r is (what r receives from each rank, what r sends to all)."""
+    sent = [value.clone() for _, value in parts]
+    for receives, _ in parts:
+        for target, value in zip(receives, sent, strict=True):
+            _put(target, value)
+
+
 def _reduce_scatter(parts: list[tuple[Tensor, _Tensors]], op: Any) -> None:
     totals = [_fold([pieces[r] for _, pieces in parts], op) for r in range(len(parts))]
     for (target, _), total in zip(parts, totals, strict=True):
@@ -189,6 +202,8 @@ class _Work(dist.Work):
         return True
 
     def is_completed(self) -> bool:
+        if not self._meeting.done:
+            self._hub.pass_turn(self._of)  # who asks again and again lets others run
         return self._meeting.done
 
 
@@ -240,12 +255,12 @@ class _Group(dist.ProcessGroup):
     def allgather(self, outputs: list[_Tensors], inputs: _Tensors, opts: Any = None) -> _Work:
         size = len(self._members)
         _same([*outputs[0], inputs[0]], "all_gather needs parts of equal shape (pad them)")
-        return self._join("all_gather", (_count(outputs[0], size), [inputs[0]] * size), _exchange)
+        return self._join("all_gather", (_count(outputs[0], size), inputs[0]), _all_gather)
 
     def all_gather_single(self, output: Tensor, value: Tensor, opts: Any = None) -> _Work:
         size = len(self._members)
         _joined(output, value, size, "all_gather")
-        return self._join("all_gather", (_pieces(output, None, size), [value] * size), _exchange)
+        return self._join("all_gather", (_pieces(output, None, size), value), _all_gather)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> _Work:
         op, pieces = _op(opts), _count(inputs[0], len(self._members))
@@ -358,11 +373,7 @@ _real_init = dist.init_process_group
 
 
 def _initialize(store: Any, rank: int, ranks: int) -> None:
-    with _setup:  # c10d sets process-wide variables (and the except hook) here
-        _real_init(BACKEND, store=store, rank=rank, world_size=ranks)
-
-
-_setup = threading.Lock()
+    _real_init(BACKEND, store=store, rank=rank, world_size=ranks)
 
 
 def _create(options: Any, _: Any) -> _Group:
@@ -376,9 +387,10 @@ def _threaded_distributed() -> Iterator[None]:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
     def nothing(*_: Any, **__: Any) -> None:
-        """Ranks are initialized before the program starts, and end with their threads."""
+        """Ranks are initialized before the program starts, one after the other, and end with their threads."""
 
     patches = [(m, f) for m in (dist, c10d) for f in ("init_process_group", "destroy_process_group")]
+    patches.append((c10d, "_store_based_barrier"))  # would wait for ranks whose turn comes later
     with _one_at_a_time:
         kept = [getattr(module, name) for module, name in patches]
         hook, threads, world = sys.excepthook, torch.get_num_threads(), c10d._world

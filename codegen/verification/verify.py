@@ -236,18 +236,18 @@ def trial(
 
 
 def run(
-    trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0, delay: float = 0.0
+    trials: Sequence[Trial], level: str = "threads", *, timeout: float = 600.0, shuffled: bool = False
 ) -> list[dict[str, Any]]:
     """A verdict for every trial; `timeout` in seconds is for each start of processes or threads.
 
-    Ranks that are threads sleep up to `delay` seconds, at random, before each collective.
+    `shuffled`: ranks that are threads take turns in a random order.
     """
     if level not in LEVELS:
         raise PartitaError(f"level {level!r}: choose from {', '.join(LEVELS)}")
     found: dict[int, Outcome | Exception] = {}
     if level == "threads":
         for number, each in enumerate(trials):
-            found[number] = _in_threads(each, timeout, delay=delay)
+            found[number] = _in_threads(each, timeout, shuffled=shuffled)
     waiting = [n for n in range(len(trials)) if n not in found]
     while waiting:
         # A failure ends the processes: the trials after it need new ones.
@@ -279,7 +279,7 @@ def _with_native(verdict: dict[str, Any], each: Trial, timeout: float) -> dict[s
 
 
 def _in_threads(
-    each: Trial, timeout: float, change: Callable[[ModuleType], None] | None = None, delay: float = 0.0
+    each: Trial, timeout: float, change: Callable[[ModuleType], None] | None = None, shuffled: bool = False
 ) -> Outcome | Exception:
     """Run the ranks as threads; `change` is given the program before."""
     program = load_program(each.path)
@@ -293,7 +293,7 @@ def _in_threads(
                 ),
                 each.ranks,
                 timeout=timeout,
-                delay=delay,
+                shuffled=shuffled,
             )
     except (RankError, Deadlock) as failure:
         return failure

@@ -10,13 +10,13 @@ from partita.bench import programs
 from partita.bench.programs import Program, run, totals
 
 
-def test_random_programs_train_right_with_late_ranks() -> None:
+def test_random_programs_train_right_in_any_order_of_turns() -> None:
     sums = totals(run(True, (), print, count=2, seed=3))
     assert sums["cases"] == 2 and sums["failed"] == 0
     assert sums["behind"] > 0
 
 
-def test_a_result_that_depends_on_delays_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_depends_on_turns_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where ranks call collectives in an order that depends on which one is first."""
     errors = iter((0.0, 1e-12))
 
@@ -26,7 +26,7 @@ def test_a_result_that_depends_on_delays_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(programs, "verdicts", verdicts)
     told: list[str] = []
     (row,) = run(True, (), told.append, count=1, seed=3)
-    assert row["why"] == "delays change the result"
+    assert row["why"] == "the order of turns changes the result"
     assert "program = Program(3)" in told[-1]
 
 

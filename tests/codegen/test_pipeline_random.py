@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,17 +26,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _delayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks are late at random wherever they communicate, and wait for messages as long."""
-    drawn, join, late = random.Random(0), Hub.join, []
+def _shuffled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ranks take turns in a random order."""
+    made: list[Hub] = []
 
-    def delayed(*arguments: Any, **named: Any) -> Any:
-        late.append(time.sleep(drawn.random() * 1e-3))
-        return join(*arguments, **named)
+    def shuffled(ranks: int, _: bool) -> Hub:
+        made.append(Hub(ranks, shuffled=True))
+        return made[-1]
 
-    monkeypatch.setattr(Hub, "join", delayed)
+    monkeypatch.setattr("partita.codegen.verification.threads.Hub", shuffled)
     yield
-    assert late
+    assert made
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from partita.codegen.verification.meeting import Hub
 from partita.codegen.verification.threads import Deadlock, RankError, run_threads
 
 
@@ -135,18 +136,26 @@ def test_collective(collective: Callable[[int], Any], expected: Any) -> None:
     assert run_threads(collective, 3) == expected
 
 
-def test_sums_are_in_rank_order() -> None:
+def test_sums_are_in_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """1e16 + 1 - 1e16 is 0 in this order and 1 in another; the last rank to come does not change that."""
     addends = (1e16, 1.0, -1e16)
 
+    def turned(ranks: int, _: bool) -> Hub:
+        hub = Hub(ranks)
+        hub.ready = [(rank + shift) % ranks for rank in range(ranks)]
+        return hub
+
     def body(rank: int) -> float:
-        time.sleep(0.01 * ((rank + shift) % 3))
+        order.append(rank)
         x = ones(addends[rank])
         dist.all_reduce(x)
         return x.item()
 
-    for shift in range(3):  # noqa: B007 (read by body)
+    monkeypatch.setattr("partita.codegen.verification.threads.Hub", turned)
+    for shift in range(3):
+        order: list[int] = []
         assert run_threads(body, 3) == [0.0] * 3
+        assert order == [(rank + shift) % 3 for rank in range(3)]
 
 
 def test_a_program_may_initialize_and_end_by_itself() -> None:
@@ -281,6 +290,11 @@ def test_time_limit() -> None:
         run_threads(lambda rank: time.sleep(0.6 * rank), 2, timeout=0.2)
 
 
+def test_the_report_says_which_rank_runs() -> None:
+    with pytest.raises(Deadlock, match=r"rank 0: runs(.|\n)*rank 1: is ready"):
+        run_threads(lambda rank: time.sleep(0.6), 2, timeout=0.2)
+
+
 def test_many_ranks_start_quickly() -> None:
     run_threads(all_reduce, 8)
     start = time.perf_counter()
@@ -308,11 +322,39 @@ def test_different_orders_of_collectives() -> None:
         run_threads(crossed, 2)
 
 
-def test_a_delay_changes_no_result() -> None:
+def test_a_random_order_of_turns_changes_no_result() -> None:
     def body(rank: int) -> list[list[float]]:
         works = [(x := ones(rank, k), dist.all_reduce(x, async_op=True)) for k in range(3)]
         for _, work in works:
             work.wait()
         return [x.tolist() for x, _ in works]
 
-    assert run_threads(body, 3, delay=0.01) == [[[3.0, 3.0 * k] for k in range(3)]] * 3
+    assert run_threads(body, 3, shuffled=True) == [[[3.0, 3.0 * k] for k in range(3)]] * 3
+
+
+def test_one_rank_runs_at_a_time_and_shuffled_ones_in_another_order() -> None:
+    def body(rank: int) -> None:
+        for _ in range(5):
+            running.append(rank)
+            time.sleep(0.001)
+            assert running.pop() == rank and not running
+            order.append(rank)
+            dist.barrier()
+
+    orders, running = [], list[int]()
+    for shuffled in (False, True):
+        order: list[int] = []
+        run_threads(body, 3, shuffled=shuffled)
+        orders.append(order)
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+
+
+def test_asking_whether_a_collective_is_done_lets_others_run() -> None:
+    def body(rank: int) -> int:
+        asked, x = 0, ones(1)
+        work = dist.all_reduce(x, async_op=True)
+        while not work.is_completed():
+            asked += 1
+        return asked
+
+    assert sum(run_threads(body, 3)) < 10
