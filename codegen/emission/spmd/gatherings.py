@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ....formulation.weights.storage import BUCKET_BYTES
 from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS, ITEMSIZE
-from ....model.graph.layout import Action, Layout
+from ....model.graph.layout import Action, Layout, Step, steps
 from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import segments
 from ....model.graph.sparse_tables import sparse_tables
@@ -63,12 +63,12 @@ class ClassGatherings:
         lines: list[str] = []
         for gathering, name in self.names.items():
             places, sizes = [], []
-            for index, steps in zip(gathering.weights, gathering.apart, strict=True):
+            for index, apart in zip(gathering.weights, gathering.apart, strict=True):
                 attribute = weights[index].removeprefix("self.")
-                place = ", ".join(_place(apart) for apart in steps)
-                places.append(f'"{attribute}": {place if len(steps) == 1 else f"[{place}]"}')
-                if steps[0].size is not None:
-                    sizes.append(f'"{attribute}": {steps[0].size}')
+                place = ", ".join(map(_place, apart))
+                places.append(f'"{attribute}": {place if len(apart) == 1 else f"[{place}]"}')
+                if apart[0].size is not None:
+                    sizes.append(f'"{attribute}": {apart[0].size}')
             axes = ", ".join(gathering.axes)
             arguments = ["self", axes if len(gathering.axes) == 1 else f"[{axes}]", f"{{{', '.join(places)}}}"]
             arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + ["kept=False"] * (not gathering.kept)
@@ -151,11 +151,28 @@ def _gathered(
     (layout,) = read
     if choice.given not in (choice.output, layout):
         return None
+    cheapest, straight = route(plan, index, choice.output, layout), steps(choice.output, layout)
+    joined = _joined(plan, index, cheapest)
+    # Of small weights it may be cheaper to copy them and to add up all of their gradients, in messages of their own.
+    if joined is None and _gathered_over(cheapest) == _gathered_over(straight):
+        joined = _joined(plan, index, straight)
+    return None if joined is None else (layout, *joined)
+
+
+def _gathered_over(moves: Sequence[Step]) -> list[int] | None:
+    """The axes over which moves gather, one after the other; None if they move values otherwise."""
+    acting = [step for step in moves if step.move.value is not Action.NOTHING]
+    return [s.axis for s in acting] if all(s.move.value is Action.GATHER for s in acting) else None
+
+
+def _joined(plan: Plan, index: int, moves: Sequence[Step]) -> tuple[tuple[int, ...], tuple[TakenApart, ...]] | None:
+    """The axes over which moves gather a weight and scatter its gradient, and what each joins; None of other moves."""
+    choice, node = plan.choices[index], plan.graph.nodes[index]
     sizes, before = plan.placement.sizes, local_part(plan, index, choice.output)
     axes, joined = [], []
-    for step in route(plan, index, choice.output, layout):
-        moves = step.move.value is not Action.NOTHING or (node.gradient and step.move.gradient is not Action.NOTHING)
-        if sizes[step.axis] > 1 and moves:
+    for step in moves:
+        acts = step.move.value is not Action.NOTHING or (node.gradient and step.move.gradient is not Action.NOTHING)
+        if sizes[step.axis] > 1 and acts:
             if step.move.value is not Action.GATHER:
                 return None
             if node.gradient and step.move.gradient is not Action.SCATTER_SUM:
@@ -165,7 +182,7 @@ def _gathered(
         before = before.with_letter(step.axis, step.target)
     if not axes or (len(axes) > 1 and any(apart.uneven for apart in joined)):
         return None
-    return layout, tuple(axes), tuple(joined)
+    return tuple(axes), tuple(joined)
 
 
 def _reads(plan: Plan, index: int) -> Iterator[tuple[Layout, bool]]:
