@@ -8,8 +8,11 @@ import pytest
 
 from partita.bench import bench
 from partita.bench import overlap as overlap_bench
-from partita.bench.known_plans import DATA
-from partita.bench.overlap import CASES, Case, compared, measure, slowed, totals
+from partita.bench.known_plans import DATA, planned
+from partita.bench.overlap import CASES, Case, compared, hops, measure, slowed, totals, with_latency
+from partita.formulation.placement.placement import of_rows
+from partita.formulation.reduction.cost import program_price
+from partita.formulation.reduction.program import Reduction, flat
 from partita.model.errors import PartitaError
 from partita.model.machine.machine import Machine
 
@@ -58,6 +61,20 @@ def test_a_slower_device_prices_longer_steps() -> None:
     cpu = Machine.load("cpu")
     slow = slowed(cpu, 2.0).device
     assert slow.flops("float32") == cpu.device.flops("float32") / 2 and slow.launch_ns == 2 * cpu.device.launch_ns
+
+
+def test_latency_is_what_a_small_reduction_takes() -> None:
+    cpu = Machine.load("cpu", nodes=6)
+    measured = with_latency(cpu, 1e6 / hops(6))
+    axis = Reduction(of_rows([cpu.hierarchy]), (0,))
+    assert program_price(measured, axis, flat(axis.sizes)).latency_ns == pytest.approx(1e6, rel=0.01)
+
+
+@pytest.mark.parametrize(("latency_ns", "least"), [(1.0, 1_000_000), (1e5, 3_300_000), (1e9, 25_000_000)])
+def test_buckets_grow_with_latency(latency_ns: float, least: int) -> None:
+    """As the preset has it: 6 hops of 1e5 ns are a tenth of what 3.2 MB take at 1.5 / 0.8 ns a byte, and a launch."""
+    machine = with_latency(Machine.load("cpu", nodes=4), latency_ns)
+    assert f"LEAST = {least:_} " in planned("gpt, tiny", DATA, machine, 4).emit()
 
 
 def test_cases() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,9 @@ def planned(ranks: tuple[int, ...], **options: Any) -> Plan:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer has a bucket, and ranks are late at random."""
-    monkeypatch.setattr("partita.codegen.emission.spmd.features.LEAST_BYTES", 1)
-    drawn, join = random.Random(0), Hub.join
-
-    def late(*arguments: Any, **named: Any) -> Any:
-        time.sleep(drawn.random() * 1e-3)
-        return join(*arguments, **named)
-
-    monkeypatch.setattr(Hub, "join", late)
+    """Every layer has a bucket, and ranks take turns in a random order."""
+    monkeypatch.setattr("partita.codegen.emission.spmd.features._least_bytes", lambda e: 1)
+    monkeypatch.setattr("partita.codegen.verification.threads.Hub", lambda ranks, _: Hub(ranks, shuffled=True))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 A new feature is a template, a function that gives its context, and an entry of `FEATURES`.
 """
 
+import math
 import textwrap
 
+from ....formulation.reduction.optimal import cheapest_programs
 from ....formulation.special import special_strategy
+from ....formulation.weights.storage import BUCKET_BYTES
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis
+from ...pricing.axis_groups import summed_over
 from ...report.describe import mesh_sentence
 from ..common import initial, training
 from ..common.data import sample_lines
@@ -19,7 +23,10 @@ from .constructors import trained
 from .emission import Emission
 
 LEAST_BYTES = 1_000_000
-"""Buckets of smaller messages are dominated by latency; a bucket of so many bytes goes as soon as its layer is done."""
+"""A smaller bucket does not end with its layer."""
+
+LATENCY = 0.1
+"""Nor does one whose sum takes latency of more than this share of the time for its bytes."""
 
 
 def _mesh(e: Emission) -> Context:
@@ -363,8 +370,21 @@ def _main(e: Emission) -> Context:
 
 
 def _least(e: Emission) -> list[str]:
-    least = f"LEAST = {LEAST_BYTES:_}  # bytes of a bucket that ends with its layer, and is reduced behind backward"
-    return [least] if e.synchronization.behind else []
+    if not e.synchronization.behind:
+        return []
+    note = "bytes of a bucket that ends with its layer, and is reduced behind backward"
+    return [f"LEAST = {_least_bytes(e):_}  # {note}"]
+
+
+def _least_bytes(e: Emission) -> int:
+    """The fewest bytes with which a bucket ends before it is full, in steps of 100 kB."""
+    lines = [
+        cheapest_programs(plan.machine, plan.placement, axes, "all_reduce").at(BUCKET_BYTES)
+        for plan in e.stages
+        for axes in {summed_over(plan, index) for index in trained(plan)} - {()}
+    ]
+    enough = max((line.latency_ns / line.ns_per_byte / LATENCY for line in lines), default=0.0)
+    return min(BUCKET_BYTES, max(LEAST_BYTES, math.ceil(enough / 1e5) * 100_000))
 
 
 def _widened(e: Emission) -> bool:
