@@ -133,7 +133,7 @@ def same(plan: Plan) -> None:
 
 
 # From the third mesh, as mixtral's search on three axes takes minutes and 10 GB of memory.
-@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=4, first=3))
+@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=8, first=3))
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     judged(planned(name, slow(mesh), mesh))
 
