@@ -61,9 +61,12 @@ class Case:
         return f"{self.model}: {self.plan}, {self.ranks} ranks, {self.network}"
 
 
+RATE = 200e6
+"""bit/s of all links together: the two cores of a small computer carry no more beside the ranks."""
+
 CASES = tuple(
-    Case(model, plan, ranks, rate, rounds=3 if rate else 5)
-    for rate in (50e6, None)
+    Case(model, plan, ranks, RATE / ranks if limited else None, rounds=3 if limited else 5)
+    for limited in (True, False)
     for ranks in (4, 8)
     for model in ("gpt, narrow", "llama, narrow")
     for plan in (DATA, GATHERED_AGAIN)
