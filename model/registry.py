@@ -2,7 +2,6 @@
 
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Protocol, TypeVar
 
 from .errors import PartitaError
@@ -37,6 +36,8 @@ class Registry(dict[str, T]):
         if not self.loaded:
             self.loaded = True
             import_module(self.own)
+            from importlib.metadata import entry_points  # slow to load
+
             for point in entry_points(group=self.group):
                 point.load()
 
