@@ -13,6 +13,7 @@ from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.optimizers import optimizer_states
+from ..plan.plan import Plan
 from .operators import OperatorPrices
 from .price_items import CAST, Item, PriceSlot
 
@@ -102,10 +103,11 @@ class WeightPrices(OperatorPrices):
         gradient, parameter = ITEMSIZE[self.precision.gradients], ITEMSIZE[self.precision.parameters]
         size = stored * gradient
         if not choice.sharded_states:
-            ns = bucketed(stored, (self.bucket(axes, "all_reduce"), gradient))
+            ns = bucketed(stored, (bucket_price(self.plan, axes, "all_reduce"), gradient))
             self.update(Action.SUM.value, index, ns, PriceSlot.BEFORE, axes, size=size)
             return 0
-        summed, whole = (self.bucket(axes, "reduce_scatter"), gradient), (self.bucket(axes, "all_gather"), parameter)
+        summed = bucket_price(self.plan, axes, "reduce_scatter"), gradient
+        whole = bucket_price(self.plan, axes, "all_gather"), parameter
         ns, kind = bucketed(stored, summed), Action.SCATTER_SUM.value
         if choice.sharded_gradients:
             slot = PriceSlot.ACCUMULATE
@@ -132,10 +134,6 @@ class WeightPrices(OperatorPrices):
             moved += value + ITEMSIZE[p.parameters]  # and the result at last
         return float(moved)
 
-    def bucket(self, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
-        """The price of what moves a full bucket of gradients or weights."""
-        return cheapest_programs(self.plan.machine, self.plan.placement, axes, kind).at(BUCKET_BYTES)
-
     def train_rows(self, index: int, stored: int, item: int) -> None:
         """A table with sparse gradient, of which a rank stores `stored` elements: gradients are rows with their ids."""
         rows = set(self.known[index].of_dim(0))
@@ -155,6 +153,11 @@ class WeightPrices(OperatorPrices):
         self.update("accumulate", index, self.stream(float(joined * size)), PriceSlot.ACCUMULATE)
         # Gradients of the same row are added up, then read; the rows of the table are read and written.
         self.update("update", index, self.stream(5.0 * self.k * size), PriceSlot.KERNEL)
+
+
+def bucket_price(plan: Plan, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
+    """The price of what moves a full bucket of gradients or weights."""
+    return cheapest_programs(plan.machine, plan.placement, axes, kind).at(BUCKET_BYTES)
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:

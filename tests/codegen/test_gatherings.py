@@ -148,7 +148,7 @@ def test_the_order_of_turns_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_small_weights_travel_with_their_layer() -> None:
-    """Among 8 ranks of gloo it is cheaper to copy a small weight, and to add up all of its gradient, in less hops."""
+    """Among 8 ranks of gloo it is cheaper to copy a small weight, and to add up all of its gradient, in fewer hops."""
     plan = known_plans.planned("gpt, tiny", known_plans.GATHERED_AGAIN, Machine.load("cpu", nodes=8), 8)
     (norm,) = (i for i in plan.graph.of("parameter") if plan.graph.nodes[i].name == "layers.0.norm.weight")
     (reader,) = plan.graph.consumers[norm]

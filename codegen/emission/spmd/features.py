@@ -6,13 +6,13 @@ A new feature is a template, a function that gives its context, and an entry of 
 import math
 import textwrap
 
-from ....formulation.reduction.optimal import cheapest_programs
 from ....formulation.special import special_strategy
 from ....formulation.weights.storage import BUCKET_BYTES
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis
 from ...pricing.axis_groups import summed_over
+from ...pricing.weights import bucket_price
 from ...report.describe import mesh_sentence
 from ..common import initial, training
 from ..common.data import sample_lines
@@ -23,10 +23,10 @@ from .constructors import trained
 from .emission import Emission
 
 LEAST_BYTES = 1_000_000
-"""A smaller bucket does not end with its layer."""
+"""The fewest bytes of a bucket that ends with its layer."""
 
 LATENCY = 0.1
-"""Nor does one whose sum takes latency of more than this share of the time for its bytes."""
+"""The largest latency of the sum of such a bucket, as a share of the time for its bytes."""
 
 
 def _mesh(e: Emission) -> Context:
@@ -379,7 +379,7 @@ def _least(e: Emission) -> list[str]:
 def _least_bytes(e: Emission) -> int:
     """The fewest bytes with which a bucket ends before it is full, in steps of 100 kB."""
     lines = [
-        cheapest_programs(plan.machine, plan.placement, axes, "all_reduce").at(BUCKET_BYTES)
+        bucket_price(plan, axes, "all_reduce")
         for plan in e.stages
         for axes in {summed_over(plan, index) for index in trained(plan)} - {()}
     ]
