@@ -12,7 +12,7 @@ from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.pricing.plan_price import plan_price
-from ..formulation.encoding.overlap import hiding_layers
+from ..formulation.encoding.overlap import layers_together
 from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.tensor_classes import classes
 from ..model.errors import PartitaError
@@ -91,8 +91,8 @@ def _seconds(plan: Plan) -> float:
 
 def _hidden(plan: Plan, machine: Machine) -> int | None:
     """The step (ns) of an additive plan if its layers hide traffic; None if it has no room for that."""
-    layers = hiding_layers(plan.graph, classes(plan.graph), SearchSpace())
-    price = plan_price(replace(plan, overlap=True, hiding=tuple(layer.name for layer in layers)))
+    together = layers_together(plan.graph, classes(plan.graph), SearchSpace())
+    price = plan_price(replace(plan, overlap=True, together=together))
     return price.objective_ns if price.memory_bytes <= machine.device.capacity_bytes else None
 
 

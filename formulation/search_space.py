@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
-from .pipeline.schedule import ONE_F_ONE_B, check_compiled, requested, schedule_named, schedule_names
+from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class SearchSpace:
         if self.recompute == "selective":
             raise PartitaError("--compile: a compiled layer is recomputed whole; give --recompute full, none or auto")
         for name, _ in self.schedules:
-            check_compiled(schedule_named(name))
+            schedule_named(name).check_compiled()
 
     def _check_joint(self) -> None:
         """PartitaError: unknown or repeated names, or options that leave no placement to choose."""

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, innermost, inside
-from ...formulation.pipeline.schedule import check_compiled
+from ...formulation.encoding.overlap import layer_elements
 from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row
@@ -101,14 +101,20 @@ def _check_strategy(plan: Plan, index: int, joined: int | None) -> None:
 
 
 def _check_segments(plan: Plan) -> None:
-    """Segments that are recomputed or hide traffic exist, and recomputed ones contain no parallel branches."""
-    named = (*plan.recompute, *plan.hiding)
+    """Segments that are recomputed or whose weights travel together exist; no recomputed one has parallel branches."""
+    named = (*plan.recompute, *plan.together)
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if named else {}
     for name in named:
         if name not in known:
             raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
-    if plan.hiding and not plan.overlap:
-        raise PartitaError("a plan without overlap hides no traffic, but names layers that do")
+    if plan.together and not plan.overlap:
+        raise PartitaError(
+            "a plan without overlap names layers whose weights travel together, but sends them one by one"
+        )
+    for segment in segments(plan.graph) if plan.together else ():
+        own, stated = layer_elements(plan.graph, segment), plan.together.get(segment.name)
+        if stated is not None and stated < own:
+            raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, not {stated}")
     for name, mode in plan.recompute.items():
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
@@ -261,7 +267,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
         _check_graph(plan, number)
     schedule, micro_batches = plan.schedule, first.micro_batches
     if first.compile:
-        check_compiled(schedule)
+        schedule.check_compiled()
     schedule.orders(size, plan.chunks, micro_batches)  # raises if there are none
     if not schedule.runs(size, micro_batches):
         raise PartitaError(

@@ -51,8 +51,9 @@ class Plan:
     says how weights begin. `recompute` names the segments (`model.graph.segments`) whose forward runs once more before
     their backward: `full` or `selective`. `names` are those of the axes, where stages share them; not saved either. Of
     a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a
-    message to the next stage. With `overlap` the program communicates while it computes; `hiding` names the layers that
-    are priced so. With `compile` it compiles its blocks, and the kernels of layers are priced as fused.
+    message to the next stage. With `overlap` the program communicates while it computes; `together` names the layers
+    whose weights travel in one message, with the number of their elements: all but the first hide that traffic. With
+    `compile` the program compiles its blocks, and the kernels of layers are priced as fused.
     """
 
     graph: PCG
@@ -71,7 +72,7 @@ class Plan:
     in_flight: int = 1
     transfer: CollectivePrice | None = None
     overlap: bool = True
-    hiding: tuple[str, ...] = ()
+    together: Mapping[str, int] = field(default_factory=dict)
     compile: bool = False
 
     schedule = ONE_F_ONE_B  # no fields here, since a single stage has nothing to order
@@ -274,7 +275,7 @@ class PipelinePlan(Plan):
     in_flight: int = 1
     transfer: CollectivePrice | None = None
     overlap: bool = field(init=False)
-    hiding: tuple[str, ...] = ()
+    together: Mapping[str, int] = field(default_factory=dict)
     compile: bool = field(init=False)
 
     def __post_init__(self) -> None:

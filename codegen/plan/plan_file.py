@@ -104,7 +104,7 @@ def _stage_json(plan: Plan) -> dict[str, Any]:
         "choices": {node.name: choice_json(plan.graph, index, choice) for index, (node, choice) in nodes},
         **({"recompute": dict(plan.recompute)} if plan.recompute else {}),
         **({"in_flight": plan.in_flight} if plan.in_flight > 1 else {}),
-        **({"hiding": list(plan.hiding)} if plan.hiding else {}),
+        **({"together": dict(plan.together)} if plan.together else {}),
         **({"transfer": [price.latency_ns, price.ns_per_byte]} if price else {}),
     }
 
@@ -194,7 +194,7 @@ def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[st
         in_flight=whole(data.get("in_flight", 1)),
         transfer=_transfer(data["transfer"]) if "transfer" in data else None,
         overlap=_flag(data, "overlap", default=True),
-        hiding=tuple(map(str, as_list(data.get("hiding", [])))),
+        together={name: whole(count) for name, count in _object("together", data.get("together", {})).items()},
         compile=_flag(data, "compile", default=False),
     )
 

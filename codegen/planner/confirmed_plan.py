@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.graph.batch import with_batch
@@ -98,7 +97,7 @@ def _decoded(
             in_flight=best.in_flight(s),
             transfer=transfer_price(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
-            hiding=tuple(layer.name for layer in hiding_layers(encoding.pcg, encoding.classes, problem.space)),
+            together=encoding.together,
             compile=problem.space.compile,
         )
         plans.append(plan)

@@ -3,6 +3,7 @@
 import math
 from math import prod
 
+from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.tensor_classes import Classes, Use, classes
 from ...formulation.strategies.transitions import Transitions
@@ -13,7 +14,7 @@ from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.precision import precision
 from ..plan.plan import Plan
-from ..plan.routes import route
+from ..plan.routes import latency_shares_of, route
 from ..plan.table_spread import plan_spread
 from .price_items import Item, Kept, Part, Phase, PriceSlot, StagePrice
 
@@ -54,7 +55,7 @@ class Conversions:
             self.adding |= {i: tuple(bundle.ends[b] for b in sorted(added)) for i in bundle.adds[-1:]}
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
-        self.ahead = {i: layer.name for layer in segments(plan.graph) if layer.name in plan.hiding for i in layer.nodes}
+        self.ahead = {i: layer.name for layer in hiding_layers(plan.graph, plan.together) for i in layer.nodes}
         self.transient: dict[str, list[Kept]] = {}  # of a layer that is recomputed, or whose weights travel ahead
 
     def is_here(self, index: int) -> bool:
@@ -180,6 +181,7 @@ class Conversions:
         `regather`: backward repeats the forward conversion. So does recomputation of node `at`.
         """
         current, moved, gradient = list(source), False, self.graph.nodes[index].gradient and backward
+        share = latency_shares_of(self.plan).get(index, 1.0)
         for step in route(self.plan, index, source, target):
             before = self.bytes(index, tuple(current))
             current[step.axis] = step.target
@@ -196,7 +198,7 @@ class Conversions:
                 actions.append((back, before if back in _WRITTEN else after, "backward", slot))
             for action, size, phase, when in actions:
                 if action is not Action.NOTHING:
-                    ns = self.transitions.step_ns(step.axis, action, size)
+                    ns = self.transitions.step_ns(step.axis, action, size, share)
                     self.add(
                         Item(
                             part, action.value, phase, index, at, when,

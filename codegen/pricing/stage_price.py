@@ -4,11 +4,11 @@ The cost model, stated a second time in plain Python: it confirms the objective 
 of its encoding. Every kernel and every collective is one item (`price_items.py`).
 """
 
+from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.strategies.tensor_classes import classes
 from ...formulation.weights.storage import transient_buffers
 from ...model.graph.constants import built_once, held
 from ...model.graph.pcg import SOURCES
-from ...model.graph.segments import segments
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..plan.plan import Plan
@@ -27,8 +27,7 @@ def stage_price(
     known = classes(plan.graph)
     layer_of = {
         i: layer.name
-        for layer in segments(plan.graph)
-        if layer.name in plan.hiding
+        for layer in hiding_layers(plan.graph, plan.together)
         for i in layer.nodes
         if not known.constant[i]
     }

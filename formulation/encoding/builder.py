@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
-from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
@@ -25,6 +24,7 @@ from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
+from .overlap import latency_shares, layers_together
 from .recomputable_segments import RecomputableSegments
 from .shared_tables import SharedTables
 
@@ -68,9 +68,12 @@ class NetworkBuilder:
         self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
         self.dtype, self.precision = dtype, precision(dtype)
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
-        self.classes, self.sparse = classes(self.pcg), sparse_tables(self.pcg)
+        self.classes = classes(self.pcg)
         self._share_tables()
-        self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight)
+        self.together = layers_together(pcg, self.classes, options.space, stage.inside)
+        shares = latency_shares(pcg, self.together)
+        self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
+        self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
         self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options)
         self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)

@@ -162,4 +162,5 @@ def _encoding(builder: NetworkBuilder) -> Encoding:
         optional=builder.optional,
         recompute={segment.name: switch.variable for segment, switch in segments},
         recompute_modes=builder.options.recompute,
+        together=builder.together,
     )

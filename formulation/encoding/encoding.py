@@ -23,7 +23,7 @@ class Encoding:
     `operators`, `weights` and `hubs` map nodes to their variable and its options. The options of a variable are its
     ordinary ones, then, if it is in `optional`, one for "unused", then those of bundles, described in `bundled`.
     `alternatives` maps a tensor with several alternatives to the variable that chooses among them. `recompute` maps a
-    segment to its recomputation variable, whose option m is `recompute_modes[m]`.
+    segment to its recomputation variable, whose option m is `recompute_modes[m]`. `together`: see `layers_together`.
     """
 
     pcg: PCG
@@ -43,6 +43,7 @@ class Encoding:
     optional: frozenset[int]
     recompute: Mapping[str, int]
     recompute_modes: tuple[str, ...]
+    together: Mapping[str, int]
 
     def computed_by(self, assignment: Sequence[int], node: int) -> int | None:
         """The alternative that computes a tensor; None if nothing needs the tensor."""

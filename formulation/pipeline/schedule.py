@@ -94,6 +94,15 @@ class Schedule:
             kind = "more than one" if self.virtual_stages else "one"
             raise PartitaError(f"{self.name} with {chunks} stages a device: this schedule has {kind}")
 
+    def check_compiled(self) -> None:
+        """PartitaError if compiled blocks cannot run it: their backward cannot be divided."""
+        if self.splits_backward:
+            others = ", ".join(s.name for s in _REGISTRY.values() if not s.splits_backward)
+            raise PartitaError(
+                f"--compile with --schedule {self.name}: the backward of a compiled block cannot be divided into "
+                f"gradients of inputs and of weights; choose from {others}"
+            )
+
     def in_flight(self, devices: int, chunks: int, micro_batches: int, stage: int) -> int:
         """Micro-batches whose activations `stage` (of devices · chunks, from 0) keeps at once."""
         return self._count(devices, chunks, micro_batches, stage).in_flight
@@ -240,16 +249,6 @@ def schedule_named(name: str) -> Schedule:
     if name not in _REGISTRY:
         raise PartitaError(f"schedule {name!r:.60}: choose from {', '.join(_REGISTRY)}")
     return _REGISTRY[name]
-
-
-def check_compiled(schedule: Schedule) -> None:
-    """PartitaError if compiled blocks cannot run a schedule: their backward cannot be divided."""
-    if schedule.splits_backward:
-        others = ", ".join(s.name for s in _REGISTRY.values() if not s.splits_backward)
-        raise PartitaError(
-            f"--compile with --schedule {schedule.name}: the backward of a compiled block cannot be divided into "
-            f"gradients of inputs and of weights; choose from {others}"
-        )
 
 
 def requested(text: str, chunks: int) -> tuple[tuple[str, int], ...]:

@@ -3,6 +3,7 @@
 A tensor comes from another operator, from a hub, from storage, or in a layout that is not decided.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -26,10 +27,21 @@ EdgeTables: TypeAlias = tuple[Array, Array | None]
 
 
 class OperandCosts:
-    """The costs of all reads of a graph of `micro_batches`; what is kept for backward is kept `in_flight` times."""
+    """The costs of all reads of a graph of `micro_batches`; what is kept for backward is kept `in_flight` times.
 
-    def __init__(self, options: GraphOptions, micro_batches: int, classes: Classes, in_flight: int = 1) -> None:
+    `shares`: of weights that travel with others, the share of a collective's latency that each pays.
+    """
+
+    def __init__(
+        self,
+        options: GraphOptions,
+        micro_batches: int,
+        classes: Classes,
+        in_flight: int = 1,
+        shares: Mapping[int, float] | None = None,
+    ) -> None:
         self.options, self.micro_batches, self.classes, self.in_flight = options, micro_batches, classes, in_flight
+        self.shares = shares or {}
         self.pcg, self.precision, self.roofline = options.pcg, options.precision, options.roofline
         self.transitions, self.placement = options.transitions, options.transitions.placement
         self.sparse = sparse_tables(self.pcg)
@@ -66,7 +78,8 @@ class OperandCosts:
         if base not in self.tables:
             node = self.pcg.nodes[base]
             tensor = self.space(base)
-            self.tables[base] = self.transitions.table(tensor, self.precision.itemsize(node.dtype), node.gradient)
+            itemsize, share = self.precision.itemsize(node.dtype), self.shares.get(base, 1.0)
+            self.tables[base] = self.transitions.table(tensor, itemsize, node.gradient, share)
         return self.tables[base]
 
     def required(self, use: Use) -> Codes:

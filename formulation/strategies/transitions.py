@@ -32,6 +32,7 @@ Calls = npt.NDArray[np.int16]
 
 ACTIONS = tuple(Action)
 _NUMBER = {action: i for i, action in enumerate(ACTIONS)}
+_IS_COLLECTIVE = np.array([action in COLLECTIVES for action in ACTIONS])
 _KINDS: dict[Action, Kind] = {
     Action.GATHER: "all_gather",
     Action.SCATTER_SUM: "reduce_scatter",
@@ -283,7 +284,7 @@ class Transitions:
         self.transfer = transfer or FREE
         self.machine, self.placement, self.axes, self.flat = machine, placement, placement.sizes, flat
         self._lines = [[self._prices(action, axis) for action in ACTIONS] for axis in range(len(self.axes))]
-        self._tables: dict[tuple[Space, int, bool], Table] = {}
+        self._tables: dict[tuple[Space, int, bool, float], Table] = {}
 
     def _prices(self, action: Action, axis: int) -> tuple[CollectivePrice, ...]:
         """The lines of which the lowest is the price: one for each program of a reduction."""
@@ -312,38 +313,46 @@ class Transitions:
             for axis in chosen
         ]
 
-    def step_ns(self, axis: int, action: Action, size_bytes: int) -> int:
-        """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter)."""
-        return min(line.ns(size_bytes) for line in self._lines[axis][_NUMBER[action]])
+    def step_ns(self, axis: int, action: Action, size_bytes: int, share: float = 1.0) -> int:
+        """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter).
 
-    def _times(self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64]) -> Times:
+        A tensor that travels with others pays a `share` of their collective's latency.
+        """
+        paid = share if action in COLLECTIVES else 1.0
+        lines = self._lines[axis][_NUMBER[action]]
+        return min(CollectivePrice(line.latency_ns * paid, line.ns_per_byte).ns(size_bytes) for line in lines)
+
+    def _times(self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64], share: float) -> Times:
         """`step_ns` for many actions of one axis."""
-        times = (latency[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
+        shares = np.where(_IS_COLLECTIVE, share, 1.0)
+        times = ((latency * shares)[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
         return _ns(reduce(np.minimum, times))
 
-    def direct(self, tensor: Space, codes: Codes, itemsize: int, gradient: bool) -> tuple[Times, Times, Calls]:
+    def direct(
+        self, tensor: Space, codes: Codes, itemsize: int, gradient: bool, share: float = 1.0
+    ) -> tuple[Times, Times, Calls]:
         """Forward and backward ns of the direct programs between all pairs, and the calls of both."""
         shape = (len(codes), len(codes))
         forward, backward = np.zeros(prod(shape), dtype=np.int64), np.zeros(prod(shape), dtype=np.int64)
         calls = np.zeros((2, prod(shape)), dtype=np.int16)
         sizes = tensor.numel * itemsize
         for phase in _programs(len(self.axes), tensor.base, codes.tobytes(), codes.tobytes()):
-            forward[phase.pairs] += self._times(phase.axis, phase.value, sizes[phase.value_code])
+            forward[phase.pairs] += self._times(phase.axis, phase.value, sizes[phase.value_code], share)
             calls[0, phase.pairs] += phase.value != _NUMBER[Action.NOTHING]
             if gradient:
-                backward[phase.pairs] += self._times(phase.axis, phase.gradient, sizes[phase.gradient_code])
+                backward[phase.pairs] += self._times(phase.axis, phase.gradient, sizes[phase.gradient_code], share)
                 calls[1, phase.pairs] += phase.gradient != _NUMBER[Action.NOTHING]
         return forward.reshape(shape), backward.reshape(shape), calls.reshape(2, *shape)
 
-    def table(self, tensor: Space, itemsize: int, gradient: bool) -> Table:
+    def table(self, tensor: Space, itemsize: int, gradient: bool, share: float = 1.0) -> Table:
         """Cheapest routes between the legal layouts of a tensor whose elements have `itemsize` bytes.
 
-        Without `gradient` B is no layout (it is R there), and nothing flows back.
+        Without `gradient` B is no layout (it is R there), and nothing flows back. `share`: see `step_ns`.
         """
-        key = (tensor, itemsize, gradient)
+        key = (tensor, itemsize, gradient, share)
         if key not in self._tables:
             codes = tensor.legal(addends=gradient)
-            forward, backward, calls = self.direct(tensor, codes, itemsize, gradient)
+            forward, backward, calls = self.direct(tensor, codes, itemsize, gradient, share)
             total, via = forward + backward, np.full(forward.shape, -1, dtype=np.int16)
             _close(total, forward, via, calls)
             self._tables[key] = Table(codes, total, forward, via, calls)

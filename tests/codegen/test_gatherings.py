@@ -23,6 +23,7 @@ from partita.codegen.plan.routes import route
 from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import Outcome, load_program, train
+from partita.formulation.encoding.overlap import layer_elements
 from partita.formulation.placement.placement import Placement, of_rows
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
@@ -84,8 +85,8 @@ def sharded(graph: PCG, sizes: tuple[int, ...], *over: int, regather: bool = Tru
     placement = Placement(sizes, tuple((size,) for size in sizes))
     machine = Machine.adhoc((placement.devices,))
     chosen = tuple(choices[i] for i in range(len(graph.nodes)))
-    hiding = tuple(segment.name for segment in segments(graph)[1:])
-    return Plan(graph, machine, placement, 1, chosen, "float64", "adamw", hiding=hiding)
+    together = {segment.name: layer_elements(graph, segment) for segment in segments(graph)}
+    return Plan(graph, machine, placement, 1, chosen, "float64", "adamw", together=together)
 
 
 def over_levels(plan: Plan) -> Plan:
@@ -147,14 +148,16 @@ def test_the_order_of_turns_changes_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(x, second.weights[name]) for name, x in first.weights.items())
 
 
-def test_small_weights_travel_with_their_layer() -> None:
-    """Among 8 ranks of gloo it is cheaper to copy a small weight, and to add up all of its gradient, in fewer hops."""
+def test_weights_of_a_layer_share_the_latency_of_their_message() -> None:
+    """Among 8 ranks of gloo it is cheaper to copy a small weight that travels alone, and to add up all its gradient."""
     plan = known_plans.planned("gpt, tiny", known_plans.GATHERED_AGAIN, Machine.load("cpu", nodes=8), 8)
-    (norm,) = (i for i in plan.graph.of("parameter") if plan.graph.nodes[i].name == "layers.0.norm.weight")
-    (reader,) = plan.graph.consumers[norm]
-    layout = plan.choices[reader].inputs[plan.graph.nodes[reader].inputs.index(norm)]
-    assert len(route(plan, norm, plan.choices[norm].output, layout)) == 2
-    assert "equal_to_broadcast(" not in plan.emit()
+    steps = {}
+    for index in plan.graph.of("parameter"):
+        reader = plan.graph.consumers[index][0]
+        layout = plan.choices[reader].inputs[plan.graph.nodes[reader].inputs.index(index)]
+        steps[plan.graph.nodes[index].name] = len(route(plan, index, plan.choices[index].output, layout))
+    assert steps["layers.0.norm.weight"] == steps["layers.1.norm.weight"] == 1 and steps["norm.weight"] == 2
+    assert "equal_to_broadcast(" not in plan.emit()  # the program gathers both, each with others
 
 
 def events(plan: Plan, folder: Path) -> list[str]:
@@ -259,11 +262,11 @@ def test_random_plans(judge: Judge) -> None:
             choices[index] = replace(again, output=layout) if apart else again
         modes = [rng.choice(["none", "full", "selective"]) for _ in range(LAYERS)]
         overlap = rng.random() < 0.8
-        changed = replace(plan, choices=tuple(choices), overlap=overlap, hiding=plan.hiding if overlap else ())
+        changed = replace(plan, choices=tuple(choices), overlap=overlap, together=plan.together if overlap else {})
         judge(recomputed(changed, *modes), steps=3)
 
 
 def test_nothing_travels_ahead_without_overlap() -> None:
-    text = replace(PLANS["gathered again"](), overlap=False, hiding=()).emit()
+    text = replace(PLANS["gathered again"](), overlap=False, together={}).emit()
     assert "async_op" not in text and "Gathering" not in text
     assert "Gathering(" in PLANS["gathered again"]().emit()

@@ -22,7 +22,6 @@ from partita.codegen.report.trace import timeline
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions
-from partita.formulation.encoding.overlap import hiding_layers
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import evaluate
 from partita.formulation.placement.placement import Placement, of_rows
@@ -72,13 +71,13 @@ def test_a_plan_costs_what_the_network_says(
 ) -> None:
     found = encoded(model, host_ns, place, micro_batches, dtype, modes=modes)
     check_network(found.network)
-    hiding = tuple(layer.name for layer in hiding_layers(found.pcg, found.classes, SPACE))
     reserved, tried = MACHINE.device.capacity_bytes - found.network.capacities[0], 0
     for assignment in assignments(found, 8, seed=host_ns):
         decided = choices(found, assignment), dtype, "adam"
         modes_of = found.recomputed(assignment)
         try:
-            plan = Plan(found.pcg, found.machine, place, micro_batches, *decided, recompute=modes_of, hiding=hiding)
+            more = {"recompute": modes_of, "together": found.together}
+            plan = Plan(found.pcg, found.machine, place, micro_batches, *decided, **more)
         except PartitaError:  # random layouts of views that no operator asks for
             continue
         cost, said, told = stage_price(plan), evaluate(found.network, assignment), report(found, assignment)

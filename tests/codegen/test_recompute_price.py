@@ -24,12 +24,11 @@ from partita.codegen.report.trace import timeline
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
-from partita.formulation.encoding.overlap import hiding_layers
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, of_rows
-from partita.formulation.search_space import EVERYTHING, SearchSpace
+from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
@@ -67,12 +66,8 @@ def assignments(found: Encoding, count: int, seed: int = 0) -> Iterator[tuple[in
 
 def plan_of(found: Encoding, assignment: Sequence[int], **more: Any) -> Plan:
     args = found.placement, found.micro_batches, choices(found, assignment), found.precision.name, "adam"
-    hiding = (
-        tuple(layer.name for layer in hiding_layers(found.pcg, found.classes, EVERYTHING))
-        if found.network.windows
-        else ()
-    )
-    return Plan(found.pcg, found.machine, *args, recompute=found.recomputed(assignment), hiding=hiding, **more)
+    more |= {"recompute": found.recomputed(assignment), "together": found.together}
+    return Plan(found.pcg, found.machine, *args, **more)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.decode import choices
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encoding import Encoding
-from partita.formulation.encoding.overlap import hiding_layers
 from partita.formulation.encoding.shared_tables import SharedTables
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.network.network_file import network_json
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import of_rows
-from partita.formulation.search_space import EVERYTHING
 from partita.formulation.strategies.transitions import space
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -66,14 +64,13 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
     for first in range(0, len(boundaries(pcg)) - every, every):
         part, (overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
         found = encoded(part, in_flight=2, shared=shared, recompute=MODES, overlap=overlap, delays_messages=delays)
-        hiding = tuple(layer.name for layer in hiding_layers(found.pcg, found.classes, EVERYTHING)) if overlap else ()
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
         for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(
                     part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
-                    transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap, hiding=hiding,
+                    transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap, together=found.together,
                 )  # fmt: skip
                 price = stage_price(plan, delays_messages=delays)
                 assert (price.objective_ns, price.memory_bytes) == (result.cost, result.use[0] + reserve)

@@ -127,7 +127,7 @@ _Wanted = tuple[
 def travels_ahead(plan: Plan) -> bool:
     """True if the program of a plan gathers some weights ahead of their use: its price counts the copies."""
     everything = frozenset(range(len(plan.graph.nodes)))
-    return bool(plan.hiding) and any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
+    return bool(plan.together) and any(_gathered(plan, index, everything) for index in plan.graph.of("parameter"))
 
 
 def _gathered(

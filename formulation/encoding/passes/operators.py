@@ -117,7 +117,8 @@ class Operands(EncodingPass):
             self._from_hub(base, use, key, consumer)
         elif base in builder.weights:
             weight, stored = builder.weights[base]
-            edge_key = builder.keep(("weight", id(stored), *key), lambda: costs.from_storage(base, stored, use))
+            own = "weight", id(stored), id(costs.table(base))
+            edge_key = builder.keep((*own, *key), lambda: costs.from_storage(base, stored, use))
             builder.add_conversion(weight, consumer, Conversion(base, "weight", use, edge_key))
         else:
             for producer in builder.choices.of(base):

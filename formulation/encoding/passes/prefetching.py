@@ -30,7 +30,7 @@ class Prefetching(EncodingPass):
 
     def finish(self) -> None:
         builder = self.builder
-        layers = hiding_layers(builder.pcg, builder.classes, builder.options.space)
+        layers = hiding_layers(builder.pcg, builder.together)
         number = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
         found: list[dict[int, Array]] = [{} for _ in layers]
         known: dict[int, Array] = {}

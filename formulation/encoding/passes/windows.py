@@ -64,7 +64,7 @@ class Windows(EncodingPass):
 
     def finish(self) -> None:
         builder = self.builder
-        layers = hiding_layers(builder.pcg, builder.classes, builder.options.space, builder.stage.inside)
+        layers = hiding_layers(builder.pcg, builder.together, builder.stage.inside)
         if not layers:
             return
         self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
