@@ -8,8 +8,10 @@ import pytest
 
 from partita.bench import bench
 from partita.bench import overlap as overlap_bench
+from partita.bench.emulated import Emulation
 from partita.bench.known_plans import DATA, planned
-from partita.bench.overlap import CASES, Case, compared, hops, measure, slowed, totals, with_latency
+from partita.bench.network import described
+from partita.bench.overlap import CASES, Case, compared, hops, latency_of, measure, slowed, totals, with_latency
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.program import Reduction, flat
@@ -63,11 +65,14 @@ def test_a_slower_device_prices_longer_steps() -> None:
     assert slow.flops("float32") == cpu.device.flops("float32") / 2 and slow.launch_ns == 2 * cpu.device.launch_ns
 
 
-def test_latency_is_what_a_small_reduction_takes() -> None:
-    cpu = Machine.load("cpu", nodes=6)
-    measured = with_latency(cpu, 1e6 / hops(6))
-    axis = Reduction(of_rows([cpu.hierarchy]), (0,))
-    assert program_price(measured, axis, flat(axis.sizes)).latency_ns == pytest.approx(1e6, rel=0.01)
+@pytest.mark.parametrize("size_bytes", [64, 100_000])
+def test_latency_is_what_a_reduction_takes_beyond_its_bytes(size_bytes: int) -> None:
+    network = described(Emulation((6, 1), (50e6,)))
+    axis = Reduction(of_rows([network.hierarchy]), (0,))
+    latency_ns = latency_of(network, 1e8, size_bytes)
+    priced = program_price(with_latency(network, latency_ns), axis, flat(axis.sizes))
+    assert 0 < latency_ns < 1e8 / hops(6) and priced.ns(size_bytes) == pytest.approx(1e8, rel=0.01)
+    assert latency_of(network, 1e5, 100_000) == 0  # faster than its bytes
 
 
 @pytest.mark.parametrize(("latency_ns", "least"), [(1.0, 1_000_000), (1e5, 3_300_000), (1e9, 25_000_000)])

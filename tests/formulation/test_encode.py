@@ -4,15 +4,20 @@ import numpy as np
 import pytest
 
 from partita.formulation.encoding.encode import Encoding, strategy_network
+from partita.formulation.encoding.overlap import latency_shares, layer_weights, layers_together
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE
 from partita.formulation.placement.placement import of_rows
+from partita.formulation.search_space import EVERYTHING
+from partita.formulation.strategies.tensor_classes import classes
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import segments
+from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine
 
 from .encodings import encoded_with
@@ -138,3 +143,22 @@ def test_a_network_to_try_solvers_on() -> None:
     assert network.variables and network.capacities[0] < MACHINE.device.memory_bytes
     assert all((v.cost < INFINITE).any() for v in network.variables)
     assert np.issubdtype(network.variables[0].cost.dtype, np.int64)
+
+
+def test_the_weights_of_a_layer_share_one_latency() -> None:
+    """Also those of a part of a layer: shares are of the whole layer, so that no part is dearer than the whole."""
+    module, inputs = load_module("gpt2", small=True)
+    graph = capture(module, inputs, batch=12)
+    found = encoded(graph)
+    shares = latency_shares(graph, found.together)
+    of_layer = {s.name: sum(shares[i] for i in layer_weights(graph, s)) for s in segments(graph)}
+    assert list(of_layer) == list(found.together) and all(abs(share - 1) < 1e-9 for share in of_layer.values())
+    assert not encoded(graph, overlap=False).together
+    of_name = {graph.nodes[i].name: share for i, share in shares.items()}
+    last = len(boundaries(graph)) - 1
+    for first in range(last):
+        part = stage(graph, first, last).graph
+        together = layers_together(part, classes(part), EVERYTHING)
+        assert {part.nodes[i].name: x for i, x in latency_shares(part, together).items()}.items() <= of_name.items()
+        inside = layers_together(part, classes(part), EVERYTHING, inside=True)
+        assert set(together) == set(inside) or (len(inside) == 1 and not together)
