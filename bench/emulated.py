@@ -127,21 +127,23 @@ def _build(network: Emulation, hub: str, nodes: list[str]) -> list[str]:
         _do(f"ip link add up{rack} {mtu} type veth peer name down{rack} {mtu}", hub)
         for end, bridge in ((f"up{rack}", f"rack{rack}"), (f"down{rack}", "core")):
             _do(f"ip link set {end} master {bridge} up", hub)
-            _shape(hub, end, network.rates[0])
+            _shape(hub, end, network.rates[0], network.mtu)
     for number, node in enumerate(nodes):
         _do(f"ip link add eth0 netns {node} {mtu} type veth peer name port{number} netns {hub} {mtu}")
         _do(f"ip addr add {address(number)}/24 dev eth0", node)
         _do("ip link set eth0 up", node)
         _do(f"ip link set port{number} master rack{number // per_rack} up", hub)
         for where, end in ((node, "eth0"), (hub, f"port{number}")):
-            _shape(where, end, network.rates[-1])
+            _shape(where, end, network.rates[-1], network.mtu)
         for key, value in TCP.items():
             _do(f"sysctl -w net.ipv4.{key}={value}", node)
     return nodes
 
 
-def _shape(namespace: str, device: str, rate: float) -> None:
-    _do(f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst 32kb latency 400ms", namespace)
+def _shape(namespace: str, device: str, rate: float, mtu: int) -> None:
+    """Limit what leaves a device. After a pause `burst` bytes pass at once, unlike on real links: few on slow ones."""
+    burst = max(mtu + ETHERNET, min(32_000, rate / 8 / 1000))
+    _do(f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst:.0f} latency 400ms", namespace)
 
 
 def address(node: int) -> str:

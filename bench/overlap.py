@@ -4,7 +4,8 @@ Both forms of one plan run in the same gloo ranks in turn, every rank a node of 
 the links are the limit, and on this computer's loopback. Predictions are the plans' own prices on a machine whose links
 have the emulated rate. Two numbers of that machine are measured by the same ranks beforehand: its device is the preset
 cpu's, slowed by one factor, that of the step of the same model on one rank's samples without communication, while as
-many ranks do the same on the same cores; its latency is that of an all-reduce of a few bytes.
+many ranks do the same on the same cores; its latency is what an all-reduce of a weight takes beyond its bytes, the mean
+over the weights of the model, divided by the messages that gloo sends one after the other.
 
 `gain` is what overlapping saves, in seconds of a step; `share`, the measured gain by the predicted one; `ratio` and
 `waiting_ratio`, predicted by measured steps. Times are medians of three runs, on loopback of five. What cannot be run
@@ -15,19 +16,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.pricing.plan_price import plan_price
 from ..codegen.verification.launch import LaunchError, torchrun
 from ..model.errors import PartitaError
+from ..model.graph.dtypes import ITEMSIZE
 from ..model.machine.machine import Machine
 from .cases import Row, Tell, measured
 from .emulated import Emulation, emulated, run_ranks
 from .known_plans import DATA, GATHERED_AGAIN, planned
 from .network import described
-from .step_times import Job, read_alone, read_latency, read_times, spread
+from .step_times import Job, read_alone, read_reduction, read_times, spread
 
 WITHIN = 0.15
 NOTICEABLE = 0.02
@@ -48,7 +50,7 @@ class Case:
     plan: str
     ranks: int
     rate: float | None
-    samples: int = 32
+    samples: int = 64
     rounds: int = 5
     steps: int = 2
 
@@ -105,15 +107,16 @@ def _times(case: Case) -> Row:
         job = Job(case.model, case.samples, forms, case.rounds, case.steps, "" if emulation is None else "alone.py")
         _run(emulation, case.ranks, job.write(folder))
         waiting, overlapped = (each["seconds"] for each in read_times(folder))
-        before = None if emulation is None else (read_alone(folder), read_latency(folder))
+        before = None if emulation is None else (read_alone(folder) * 1e9, read_reduction(folder) * 1e9)
     row: Row = {
         "waiting": median(waiting),
         "overlapped": median(overlapped),
         "spread": max(spread(waiting), spread(overlapped)),
     }
     if before is not None:
-        step, reduction = (seconds * 1e9 for seconds in before)
-        machine = with_latency(slowed(machine, step / plan_price(alone).objective_ns), reduction / hops(case.ranks))
+        step_ns, reduction_ns = before
+        latency_ns = latency_of(machine, reduction_ns, _mean_bytes(alone))
+        machine = with_latency(slowed(machine, step_ns / plan_price(alone).objective_ns), latency_ns)
         row |= _predicted(case, plans, machine)
         row |= compared(row)
     return row | {"why": "both forms are the same program" if _same(*texts) else ""}
@@ -153,6 +156,17 @@ def slowed(machine: Machine, factor: float) -> Machine:
 def hops(ranks: int) -> int:
     """Messages one after the other in gloo's all-reduce, once round a ring to add up and once to hand out."""
     return 2 * (ranks - 1)
+
+
+def latency_of(machine: Machine, reduction_ns: float, size_bytes: float) -> float:
+    """What each of these messages takes, in ns, beyond its part of the bytes of an all-reduce over all nodes."""
+    nodes = machine.levels[0].size
+    return max(reduction_ns / hops(nodes) - 1e9 * size_bytes / nodes / machine.levels[0].bandwidth, 0.0)
+
+
+def _mean_bytes(plan: Plan) -> float:
+    weights = [plan.graph.nodes[i] for i in plan.graph.of("parameter")]
+    return mean(node.numel * ITEMSIZE[node.dtype] for node in weights)
 
 
 def with_latency(machine: Machine, latency_ns: float) -> Machine:

@@ -1,6 +1,6 @@
 """One rank of `bench baselines` and `bench overlap`: runs of steps, of several forms in turn; rank 0 writes the times.
 
-Before that, ranks may time a program for one rank, all of them at once and each for itself, and a small all-reduce.
+Before that, ranks may time a program for one rank, all of them at once and each for itself, and all-reduces.
 
 A form is an emitted program or one of PyTorch's own parallelizations (`rivals`), of one model on one batch. Each round
 has one run of every form; between runs all ranks wait for each other.
@@ -26,12 +26,12 @@ from ..codegen.verification.worker import compile_blocks, load_program
 from .rivals import Step, rival_step
 from .step_models import MODELS, StepModel
 
-JOB, RESULT, ALONE, LATENCY = "job.json", "times.json", "alone.{}.json", "latency.json"
+JOB, RESULT, ALONE, REDUCTION = "job.json", "times.json", "alone.{}.json", "reduction.json"
 CHECKED = 3
 """Steps of every form whose losses are compared; they warm up too."""
 
-REDUCTIONS = 100
-"""All-reduces whose latency is measured, after a tenth as many to warm up."""
+REDUCTIONS = 8
+"""Timed all-reduces of every size, after two to warm up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Job:
     """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
 
     A program is `compiled` if its plan is. `alone`: a program for one rank on its share of the samples, which every
-    rank times first, as many steps as of a form; all together then time small all-reduces.
+    rank times first, as many steps as of a form; all together then time an all-reduce of every weight.
     """
 
     model: str
@@ -66,9 +66,9 @@ def read_alone(folder: Path) -> float:
     return mean(float(file.read_text()) for file in folder.glob(ALONE.format("*")))
 
 
-def read_latency(folder: Path) -> float:
-    """Seconds of an all-reduce of a few bytes over all ranks."""
-    return float((folder / LATENCY).read_text())
+def read_reduction(folder: Path) -> float:
+    """Seconds of an all-reduce of a weight over all ranks, the mean over the weights of the model."""
+    return float((folder / REDUCTION).read_text())
 
 
 def spread(seconds: Sequence[float]) -> float:
@@ -84,7 +84,7 @@ def main(path: Path) -> None:
         _time_alone(path.parent, job)
     dist.init_process_group("gloo")
     if job.alone:
-        _time_latency(path.parent)
+        _time_reductions(path.parent, MODELS[job.model])
     model = MODELS[job.model]
     steps = [_step(path.parent, model, job.samples, form) for form in job.forms]
     found: list[dict[str, Any]] = []
@@ -118,21 +118,23 @@ def _time_alone(folder: Path, job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _time_latency(folder: Path) -> None:
-    """Time all-reduces of a few bytes: some for every rank, so that each waits for the whole way round the ring."""
-    few = torch.zeros(2 * dist.get_world_size())
+def _time_reductions(folder: Path, model: StepModel) -> None:
+    """Time an all-reduce of every weight."""
+    sizes = [weight.numel() for weight in model.module().parameters()]
 
-    def seconds(times: int) -> float:
+    def seconds(size: int) -> float:
+        flat = torch.zeros(size)
+        for _ in range(2):
+            dist.all_reduce(flat)
         dist.barrier()
         start = time.perf_counter()
-        for _ in range(times):
-            dist.all_reduce(few)
-        return (time.perf_counter() - start) / times
+        for _ in range(REDUCTIONS):
+            dist.all_reduce(flat)
+        return (time.perf_counter() - start) / REDUCTIONS
 
-    seconds(REDUCTIONS // 10)
-    found = seconds(REDUCTIONS)
+    found = {size: seconds(size) for size in dict.fromkeys(sizes)}
     if dist.get_rank() == 0:
-        (folder / LATENCY).write_text(str(found))
+        (folder / REDUCTION).write_text(str(mean(found[size] for size in sizes)))
 
 
 def _step(folder: Path, model: StepModel, samples: int, form: Mapping[str, Any]) -> Step:
