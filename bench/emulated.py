@@ -141,7 +141,7 @@ def _build(network: Emulation, hub: str, nodes: list[str]) -> list[str]:
 
 
 def _shape(namespace: str, device: str, rate: float, mtu: int) -> None:
-    """Limit what leaves a device. After a pause `burst` bytes pass at once, unlike on real links: few on slow ones."""
+    """Limit what leaves a device. After a pause a burst passes at once: no more than the link sends in 1 ms."""
     burst = max(mtu + ETHERNET, min(32_000, rate / 8 / 1000))
     _do(f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst:.0f} latency 400ms", namespace)
 

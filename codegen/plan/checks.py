@@ -7,7 +7,6 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, innermost, inside
-from ...formulation.encoding.overlap import layer_elements
 from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row
@@ -17,7 +16,7 @@ from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from ...model.graph.pcg import PCG, SOURCES
-from ...model.graph.segments import MODES, segments
+from ...model.graph.segments import MODES, layer_elements, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import stage_machine
@@ -108,13 +107,11 @@ def _check_segments(plan: Plan) -> None:
         if name not in known:
             raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
     if plan.together and not plan.overlap:
-        raise PartitaError(
-            "a plan without overlap names layers whose weights travel together, but sends them one by one"
-        )
+        raise PartitaError("without overlap each weight is sent by itself: leave out `together`")
     for segment in segments(plan.graph) if plan.together else ():
         own, stated = layer_elements(plan.graph, segment), plan.together.get(segment.name)
         if stated is not None and stated < own:
-            raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, not {stated}")
+            raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, more than {stated}")
     for name, mode in plan.recompute.items():
         if mode not in MODES[1:]:
             raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")

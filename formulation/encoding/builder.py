@@ -24,7 +24,7 @@ from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
-from .overlap import latency_shares, layers_together
+from .overlap import latency_shares, layers_together, least_shares
 from .recomputable_segments import RecomputableSegments
 from .shared_tables import SharedTables
 
@@ -72,6 +72,8 @@ class NetworkBuilder:
         self._share_tables()
         self.together = layers_together(pcg, self.classes, options.space, stage.inside)
         shares = latency_shares(pcg, self.together)
+        if stage.inside and options.space.overlap:
+            shares |= least_shares(pcg)
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)

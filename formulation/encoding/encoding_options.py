@@ -43,9 +43,9 @@ class StageContext:
     stage. `stored` fixes layouts of parameters by name. `weight_versions` copies are kept besides each trained weight,
     whose gradient and states then have its layout. The weight gradients of `deferred_weight_gradients` micro-batches
     wait, with the output gradients that they are computed from. `delays_messages`: overlapped messages are delays
-    between slots, of which the first one counts; else a sender is busy with each. `inside`: the first layer hides its
-    traffic too, for bounds on what a part costs inside a larger one. `shared` holds the tables of other stages of the
-    model.
+    between slots, of which the first one counts; else a sender is busy with each. `inside`: for bounds on what a part
+    costs inside a larger one; the first layer hides its traffic too, also if there is no other. `shared` holds the
+    tables of other stages of the model.
     """
 
     in_flight: int = 1

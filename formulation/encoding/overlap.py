@@ -13,12 +13,10 @@ The weights of a layer travel in one message: each pays for its bytes, and its s
 mixes axes, or ways to move weights, it takes several messages, and the price counts too little latency.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
-from ...model.graph.segments import Segment, segments
-from ...model.graph.sparse_tables import sparse_tables
+from ...model.graph.segments import Segment, elements_of_layer, layer_elements, layer_weights, segments
 from ..bundles.bundles import find_bundles
 from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
@@ -29,44 +27,35 @@ KERNELS, TRAFFIC, HOST = range(3)
 
 
 def layers_together(pcg: PCG, classes: Classes, space: SearchSpace, inside: bool = False) -> dict[str, int]:
-    """The layers whose weights travel together, in order, each with the number of elements of its weights.
+    """The layers whose weights travel together, each with the number of elements of its weights.
 
     None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts, nor
-    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. A layer that stages
-    of a pipeline share counts as a whole.
+    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. Of a layer that
+    stages of a pipeline divide all elements count, so that no part costs more than in a larger stage.
     """
-    if not space.overlap or find_bundles(pcg):
-        return {}
-    found = recomputable_segments(pcg, classes)
-    part = origin(pcg).part
-    whole = {} if part is None else {segment.name: layer_elements(part[0], segment) for segment in segments(part[0])}
-    return {s.name: max(layer_elements(pcg, s), whole.get(s.name, 0)) for s in found} if len(found) + inside > 1 else {}
+    found = recomputable_segments(pcg, classes) if space.overlap and not find_bundles(pcg) else ()
+    whole = elements_of_layer(pcg)
+    return {
+        s.name: max([layer_elements(pcg, s), *(whole.get(i, 0) for i in layer_weights(pcg, s))])
+        for s in (found if len(found) + inside > 1 else ())
+    }
 
 
 def hiding_layers(pcg: PCG, together: Mapping[str, int], inside: bool = False) -> tuple[Segment, ...]:
     """The layers that are priced as hiding the traffic of their weights: those but the first, or all if `inside`."""
-    names = list(together)[not inside :]
-    return tuple(segment for segment in segments(pcg) if segment.name in names)
+    return tuple(segment for segment in segments(pcg) if segment.name in together)[not inside :]
 
 
 def latency_shares(pcg: PCG, together: Mapping[str, int]) -> dict[int, float]:
     """For every weight of these layers its share of a message's latency: that of its elements."""
-    if not together:
-        return {}
     return {
         index: pcg.nodes[index].numel / together[segment.name]
-        for segment in segments(pcg)
+        for segment in (segments(pcg) if together else ())
         if segment.name in together
         for index in layer_weights(pcg, segment)
     }
 
 
-def layer_weights(pcg: PCG, segment: Segment) -> Sequence[int]:
-    """The weights that a layer reads, without sparse tables, which are never gathered."""
-    read = dict.fromkeys(i for node in segment.nodes for i in pcg.nodes[node].inputs)
-    return [i for i in read if pcg.nodes[i].op == "parameter" and i not in sparse_tables(pcg)]
-
-
-def layer_elements(pcg: PCG, segment: Segment) -> int:
-    """The number of elements of those weights."""
-    return sum(pcg.nodes[i].numel for i in layer_weights(pcg, segment))
+def least_shares(pcg: PCG) -> dict[int, float]:
+    """For every weight of a layer the least share that it pays in any stage of the graph that has all of this part."""
+    return {i: pcg.nodes[i].numel / elements for i, elements in elements_of_layer(pcg).items()}

@@ -32,7 +32,8 @@ Calls = npt.NDArray[np.int16]
 
 ACTIONS = tuple(Action)
 _NUMBER = {action: i for i, action in enumerate(ACTIONS)}
-_IS_COLLECTIVE = np.array([action in COLLECTIVES for action in ACTIONS])
+_JOINED = Action.GATHER, Action.SCATTER_SUM  # of several tensors in one message
+_IS_JOINED = np.array([action in _JOINED for action in ACTIONS])
 _KINDS: dict[Action, Kind] = {
     Action.GATHER: "all_gather",
     Action.SCATTER_SUM: "reduce_scatter",
@@ -316,15 +317,15 @@ class Transitions:
     def step_ns(self, axis: int, action: Action, size_bytes: int, share: float = 1.0) -> int:
         """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter).
 
-        A tensor that travels with others pays a `share` of their collective's latency.
+        A tensor that is gathered with others pays a `share` of the latency of their message.
         """
-        paid = share if action in COLLECTIVES else 1.0
+        paid = share if action in _JOINED else 1.0
         lines = self._lines[axis][_NUMBER[action]]
         return min(CollectivePrice(line.latency_ns * paid, line.ns_per_byte).ns(size_bytes) for line in lines)
 
     def _times(self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64], share: float) -> Times:
         """`step_ns` for many actions of one axis."""
-        shares = np.where(_IS_COLLECTIVE, share, 1.0)
+        shares = np.where(_IS_JOINED, share, 1.0)
         times = ((latency * shares)[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
         return _ns(reduce(np.minimum, times))
 

@@ -17,6 +17,7 @@ from .constants import built_once
 from .origin import origin
 from .pcg import PCG, SOURCES
 from .recycling import twins
+from .sparse_tables import sparse_tables
 
 MODES = ("none", "full", "selective")
 """What a segment keeps: all that its backward needs; its inputs; its inputs and the results of its products."""
@@ -68,6 +69,32 @@ def gives_product(pcg: PCG, index: int) -> bool:
         return False
     entry = operator(pcg.nodes[index].op)
     return not entry.masked and entry.launches is None
+
+
+def layer_weights(pcg: PCG, segment: Segment) -> list[int]:
+    """The weights that a segment reads, and no pass that repeats it; without sparse tables, which never move."""
+    inside = set(segment.nodes)
+    read = dict.fromkeys(i for node in segment.nodes for i in pcg.nodes[node].inputs if pcg.nodes[i].op == "parameter")
+    return [i for i in read if inside.issuperset(pcg.consumers[i]) and i not in sparse_tables(pcg)]
+
+
+def layer_elements(pcg: PCG, segment: Segment) -> int:
+    """The number of elements of those weights."""
+    return sum(pcg.nodes[i].numel for i in layer_weights(pcg, segment))
+
+
+def elements_of_layer(pcg: PCG) -> Mapping[int, int]:
+    """For every weight of a layer the number of elements of the layer; that of the whole graph, if stages divide it."""
+    if (part := origin(pcg).part) is None:
+        return _elements_of_layer(origin(pcg))
+    found = _elements_of_layer(part[0])
+    return {n: found[i] for n, i in enumerate(part[1]) if i in found and pcg.nodes[n].op == "parameter"}
+
+
+@lru_cache(maxsize=64)
+def _elements_of_layer(pcg: PCG) -> Mapping[int, int]:
+    known = ((layer_weights(pcg, segment), layer_elements(pcg, segment)) for segment in _segments(pcg))
+    return {i: elements for weights, elements in known for i in weights}
 
 
 # Lists of layers

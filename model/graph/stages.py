@@ -17,7 +17,7 @@ from .atoms import Atoms, atoms
 from .boundaries import MAX_CROSSING, Boundary, boundaries, needed, stage_local
 from .origin import origin
 from .pcg import PCG, SOURCES, Attribute, Node
-from .segments import LIST_INDEX
+from .segments import LIST_INDEX, elements_of_layer
 from .verification import verify
 
 __all__ = ["MAX_CROSSING", "Boundary", "Stage", "boundaries", "stage", "stage_kind"]
@@ -226,6 +226,7 @@ def _signatures(pcg: PCG) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
     Shared are nodes of the whole graph and entries of lists of modules, in the same order for stages of one kind.
     """
     known, held, numbers = atoms(pcg), _held(pcg), dict[Hashable, int]()
+    of_layer = elements_of_layer(pcg)
     found = []
     for first in range(len(boundaries(pcg)) - 1):
         chosen, entries = _stage_nodes(pcg, first, first + 1), dict[str, int]()
@@ -237,7 +238,7 @@ def _signatures(pcg: PCG) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
                 *_description(pcg.nodes[index], known[index], entries),
                 tuple(place[i] for i in pcg.nodes[index].inputs),
                 tuple(place.get(member, -1) for member in pcg.members.get(index, ())),
-                (index in chosen.sent, index == pcg.loss),
+                (index in chosen.sent, index == pcg.loss, of_layer.get(index)),
             )
             for index in chosen.order
         )

@@ -23,13 +23,12 @@ from partita.codegen.plan.routes import route
 from partita.codegen.verification.graph_module import trial_of
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.worker import Outcome, load_program, train
-from partita.formulation.encoding.overlap import layer_elements
 from partita.formulation.placement.placement import Placement, of_rows
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.layout import B, Layout, S
 from partita.model.graph.pcg import PCG, SOURCES
-from partita.model.graph.segments import segments
+from partita.model.graph.segments import layer_elements, segments
 from partita.model.machine.machine import Machine
 
 LAYERS = 3

@@ -1,10 +1,15 @@
 """The network of a graph: what is a variable, what is shared, what is counted, and what a fixed strategy leaves."""
 
+from itertools import combinations, product
+
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from partita.formulation.encoding.encode import Encoding, strategy_network
-from partita.formulation.encoding.overlap import latency_shares, layer_weights, layers_together
+from partita.formulation.encoding.overlap import latency_shares, layers_together, least_shares
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE
 from partita.formulation.placement.placement import of_rows
@@ -16,7 +21,7 @@ from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
-from partita.model.graph.segments import segments
+from partita.model.graph.segments import layer_weights, segments
 from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine
 
@@ -146,7 +151,6 @@ def test_a_network_to_try_solvers_on() -> None:
 
 
 def test_the_weights_of_a_layer_share_one_latency() -> None:
-    """Also those of a part of a layer: shares are of the whole layer, so that no part is dearer than the whole."""
     module, inputs = load_module("gpt2", small=True)
     graph = capture(module, inputs, batch=12)
     found = encoded(graph)
@@ -154,11 +158,39 @@ def test_the_weights_of_a_layer_share_one_latency() -> None:
     of_layer = {s.name: sum(shares[i] for i in layer_weights(graph, s)) for s in segments(graph)}
     assert list(of_layer) == list(found.together) and all(abs(share - 1) < 1e-9 for share in of_layer.values())
     assert not encoded(graph, overlap=False).together
-    of_name = {graph.nodes[i].name: share for i, share in shares.items()}
+
+
+class Nested(nn.Module):
+    """Layers of residual blocks that end with a product of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))  # noqa: E731
+        layer = lambda: nn.ModuleDict({"blocks": nn.ModuleList(block() for _ in range(3)), "last": nn.Linear(16, 16)})  # noqa: E731
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        for layer in self.layers:
+            for block in layer["blocks"]:
+                x = x + block(x)
+            x = F.relu(layer["last"](x))
+        return F.cross_entropy(x, labels)
+
+
+def test_no_part_of_a_layer_pays_more_latency_than_in_a_larger_part() -> None:
+    graph = capture(Nested(), {"x": torch.randn(8, 16), "labels": torch.randint(16, (8,))}, batch=8)
     last = len(boundaries(graph)) - 1
-    for first in range(last):
-        part = stage(graph, first, last).graph
-        together = layers_together(part, classes(part), EVERYTHING)
-        assert {part.nodes[i].name: x for i, x in latency_shares(part, together).items()}.items() <= of_name.items()
-        inside = layers_together(part, classes(part), EVERYTHING, inside=True)
-        assert set(together) == set(inside) or (len(inside) == 1 and not together)
+    whole, divided = {s.name for s in segments(graph)}, 0
+
+    def shares(first: int, stop: int, inside: bool) -> dict[str, float]:
+        part = stage(graph, first, stop).graph
+        together = layers_together(part, classes(part), EVERYTHING, inside)
+        found = latency_shares(part, together) | (least_shares(part) if inside else {})
+        return {part.nodes[i].name: found.get(i, 1.0) for i in part.of("parameter")}
+
+    for first, stop in combinations(range(last + 1), 2):
+        divided += not {s.name for s in segments(stage(graph, first, stop).graph)} <= whole
+        for wide in product(range(first + 1), range(stop, last + 1)):
+            larger = shares(*wide, inside=False)
+            assert all(share <= larger[name] for name, share in shares(first, stop, inside=True).items())
+    assert divided
