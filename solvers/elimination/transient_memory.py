@@ -44,7 +44,7 @@ from .segment_lists import SegmentLists, blocks_of, list_segments
 from .tables import Tables
 from .transient_branching import branch_transient
 from .transient_relaxation import Groups, groups_of, relax_transient, unrelaxed, with_factors
-from .window_relaxation import Cuts, Weights, WindowPrice, price_windows, weighted
+from .window_relaxation import Weights, WindowPrice, price_windows, weighted
 
 _DONE = "proved by prices"
 _MOST = 1 << 12  # the sum of the weights of a window's streams, of which all but the first have one
@@ -133,6 +133,12 @@ def plainest(network: Network) -> Network:
 
 def solve_maxima(search: Search, solve: _Solve) -> Solution:
     """Solve a search's network by `solve`, which takes networks without windows and transient use."""
+    limits, windows = search.limits, bool(search.network.windows)
+    if windows and limits.quick and limits.gap >= _ANY and limits.cutoff is None:  # any solution will do
+        if (ended := _without_windows_solved(search, solve)) is not None:
+            return ended
+        if search.objective is not None:
+            return search.finish(PRICED)
     try:
         circuit = compile_network(search.network)
     except TooWideError:
@@ -143,17 +149,11 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     relaxed = relax_transient(circuit, groups) if groups else circuit
     if not relaxed.exact:
         return _solve_wide(search, solve)
-    limits, windows = search.limits, bool(search.network.windows)
-    any_will_do = limits.quick and limits.gap >= _ANY and limits.cutoff is None
-    if windows and any_will_do and (ended := _without_windows_solved(search, solve, relaxed)) is not None:
-        return ended
-    if windows and any_will_do and search.objective is not None:
-        return search.finish(PRICED)
     best = _priced(relaxed, search)
     if best is None:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if not search.done and not limits.rough and windows:
-        if search.objective is None and (ended := _without_windows_solved(search, solve, relaxed)) is not None:
+        if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
         _raise_copies(best, groups, search)
         if limits.quick:
@@ -196,10 +196,10 @@ def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
     return None if best is None else WindowPrice(circuit, {}, best)
 
 
-def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> Solution | None:
+def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     """Offer a solution found without windows, and raise the bound; the end of the search if there is none.
 
-    Whether memory suffices does not depend on windows, whose lists are much longer. `circuit` is the search's, relaxed.
+    Whether memory suffices does not depend on windows, whose lists are much longer.
     """
     plain = without_windows(search.network)
     limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=True)
@@ -213,7 +213,7 @@ def _without_windows_solved(search: Search, solve: _Solve, circuit: Circuit) -> 
     if answer.assignment is not None:
         search.offer(answer.assignment)
     if not search.prices:
-        search.prices = (*Cuts(circuit).first().tolist()[: -len(answer.prices) or None], *answer.prices)
+        search.prices = answer.prices
     return None
 
 

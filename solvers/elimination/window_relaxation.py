@@ -110,8 +110,10 @@ class Cuts:
         return point
 
     def start(self, given: Sequence[float]) -> Floats:
-        """The point `given` by a similar problem, as far as it has these weights and prices."""
+        """The point `given` by a similar problem, as far as it has these weights and prices, or prices alone."""
         rows = len(self.capacities)
+        if len(given) == rows != self.size:
+            given = [*self.first()[: self.size], *given]
         if len(given) not in (self.size, self.size + rows) or not min(given, default=0.0) >= 0:
             return self.first()
         return self.normal([*given, *[0.0] * rows][: self.size + rows])

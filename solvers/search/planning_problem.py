@@ -6,8 +6,9 @@ from math import inf
 
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.encoding_options import EncodingOptions
+from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
 from ...formulation.encoding.recomputable_segments import recomputable_segments
+from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.placement.placement import Placement
 from ...formulation.search_space import SearchSpace
 from ...formulation.strategies.alternatives import Alternatives
@@ -59,8 +60,13 @@ class PlanningProblem:
         """The problem of the graph without alternatives."""
         return self if self.plain is None else replace(self, pcg=self.plain, plain=None)
 
-    def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
-        """The network of a placement with k micro-batches; `fast`: in the fastest recomputation modes only."""
+    def encoding(
+        self, placement: Placement, k: int, fast: bool = False, shared: SharedTables | None = None
+    ) -> Encoding:
+        """The network of a placement with k micro-batches; `fast`: in the fastest recomputation modes only.
+
+        `shared` holds the tables of other networks of the placement.
+        """
         return encode(
             with_batch(self.pcg, self.batch // k),
             self.machine,
@@ -69,6 +75,7 @@ class PlanningProblem:
             dtype=self.training.dtype,
             optimizer=self.training.optimizer,
             options=EncodingOptions(self.space, self.fastest if fast else self.space.modes, spread_tables=balanced),
+            stage=StageContext(shared=shared),
         )
 
     def floor_ns(self) -> int:

@@ -188,11 +188,12 @@ class Windows(EncodingPass):
     def _split(self, cost: Table, plain: Table, streams: _Streams) -> _Split:
         allowed = (plain < INFINITE) & (cost < INFINITE)
 
-        def whole(part: Array | int) -> Array:
-            """In the shape of `cost`; tables of hubs that choose retention have their layouts twice."""
-            part = np.zeros_like(plain) if isinstance(part, int) else part
+        def whole(part: Array | int) -> Array | int:
+            """In the shape of `cost`, or 0; tables of hubs that choose retention have their layouts twice."""
+            if isinstance(part, int):
+                return part
             repeats = [n // m for n, m in zip(plain.shape, part.shape[-plain.ndim :], strict=True)]
-            return np.where(allowed, np.tile(part, repeats), 0)
+            return np.where(allowed, np.tile(part, repeats) if max(repeats, default=1) > 1 else part, 0)
 
         forward, gathered, backward, traffic, reduced, again = map(whole, streams[:6])
         more = np.where(allowed, cost - plain, 0)
@@ -200,7 +201,7 @@ class Windows(EncodingPass):
         backward, traffic = backward + more - again, traffic + again
         stays = cost - (forward + gathered + backward + traffic + reduced)
         assert (stays >= 0).all()
-        found = self._in_windows((forward, gathered), (backward, traffic), (0, reduced))
+        found = self._in_windows(cost.shape, (forward, gathered), (backward, traffic), (0, reduced))
         if not self.builder.machine.device.host_ns:
             return _Split(stays, found, (), ())
         calls, back, after, again = map(whole, streams[6:])
@@ -208,18 +209,18 @@ class Windows(EncodingPass):
             recomputed = [mode != "none" for mode in self.builder.options.recompute]
             back = back + again * np.array(recomputed).reshape(-1, *[1] * plain.ndim)
         ns = self.builder.machine.device.host_ns
-        host = self._in_windows((calls * ns,), (back * ns,), (after * ns,))
+        host = self._in_windows(cost.shape, (calls * ns,), (back * ns,), (after * ns,))
         with_host = tuple(np.concatenate(both) for both in zip(found, host, strict=True))
         excess = tuple(int((of[HOST] - of[KERNELS])[allowed].max()) for of in with_host)
         return _Split(stays, found, with_host, excess)
 
-    def _in_windows(self, *streams: tuple[Array | int, ...]) -> tuple[Table, ...]:
+    def _in_windows(self, shape: tuple[int, ...], *streams: tuple[Array | int, ...]) -> tuple[Table, ...]:
         """The streams in each window, from those of forward, of backward, and of what follows the last micro-batch."""
         forward, backward, after = streams
         k = self.builder.micro_batches
-        last = np.stack([x // k + more for x, more in zip(backward, after, strict=True)])
-        before = [np.stack([x - x // k for x in backward])] if k > 1 else []
-        return np.stack(forward), *before, last
+        last = tuple(x // k + more for x, more in zip(backward, after, strict=True))
+        before = [tuple(x - x // k for x in backward)] if k > 1 else []
+        return tuple(_stacked(shape, each) for each in (forward, *before, last))
 
     def _leave(self, variables: dict[int, _Moved], edges: dict[int, _Moved]) -> None:
         """Take the moved costs out of the tables."""
@@ -234,6 +235,14 @@ class Windows(EncodingPass):
         builder.switches = tuple(
             replace(s, variables=_left(s.variables, variables), edges=_left(s.edges, edges)) for s in builder.switches
         )
+
+
+def _stacked(shape: tuple[int, ...], parts: tuple[Array | int, ...]) -> Table:
+    """The parts, of this shape or a number each, as one table."""
+    found = np.empty((len(parts), *shape), dtype=np.int64)
+    for row, part in zip(found, parts, strict=True):
+        row[...] = part
+    return found
 
 
 def _window(variables: Mapping[int, _Split], edges: Mapping[int, _Split], place: int) -> Window:
