@@ -110,7 +110,7 @@ def _check_segments(plan: Plan) -> None:
         raise PartitaError("without overlap each weight is sent by itself: leave out `together`")
     for segment in segments(plan.graph) if plan.together else ():
         own, stated = layer_elements(plan.graph, segment), plan.together.get(segment.name)
-        if stated is not None and stated < own:
+        if stated and stated < own:
             raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, more than {stated}")
     for name, mode in plan.recompute.items():
         if mode not in MODES[1:]:

@@ -53,8 +53,8 @@ class Plan:
     a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the price of a
     message to the next stage. With `overlap` the program communicates while it computes; `together` names the layers
     whose weights travel in one message, each with the number of elements of its weights (of the whole layer where
-    stages divide it): all but the first hide that traffic. With `compile` the program compiles its blocks, and the
-    kernels of layers are priced as fused.
+    stages divide it; 0: each travels by itself): all but the first hide that traffic. With `compile` the program
+    compiles its blocks, and the kernels of layers are priced as fused.
     """
 
     graph: PCG

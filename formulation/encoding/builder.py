@@ -70,9 +70,9 @@ class NetworkBuilder:
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
         self._share_tables()
-        self.together = layers_together(pcg, self.classes, options.space, stage.inside)
+        self.together = layers_together(pcg, self.classes, options.space, stage.inside, stage.gathers_alone)
         shares = latency_shares(pcg, self.together)
-        if stage.inside and options.space.overlap:
+        if stage.inside and options.space.overlap and not stage.gathers_alone:
             shares |= least_shares(pcg)
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse

@@ -45,7 +45,8 @@ class StageContext:
     wait, with the output gradients that they are computed from. `delays_messages`: overlapped messages are delays
     between slots, of which the first one counts; else a sender is busy with each. `inside`: for bounds on what a part
     costs inside a larger one; the first layer hides its traffic too, also if there is no other. `shared` holds the
-    tables of other stages of the model.
+    tables of other stages of the model. `gathers_alone`: each weight travels by itself, as in programs that divide
+    backward, though traffic hides as where a layer's weights travel together.
     """
 
     in_flight: int = 1
@@ -55,4 +56,5 @@ class StageContext:
     deferred_weight_gradients: int = 0
     delays_messages: bool = False
     inside: bool = False
+    gathers_alone: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

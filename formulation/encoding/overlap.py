@@ -26,8 +26,10 @@ KERNELS, TRAFFIC, HOST = range(3)
 """The streams of a window: G, W, and what the host needs, which may be missing."""
 
 
-def layers_together(pcg: PCG, classes: Classes, space: SearchSpace, inside: bool = False) -> dict[str, int]:
-    """The layers whose weights travel together, each with the number of elements of its weights.
+def layers_together(
+    pcg: PCG, classes: Classes, space: SearchSpace, inside: bool = False, alone: bool = False
+) -> dict[str, int]:
+    """The layers whose weights travel together, each with the number of elements of its weights; 0 if they go `alone`.
 
     None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts, nor
     of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. Of a layer that
@@ -36,7 +38,7 @@ def layers_together(pcg: PCG, classes: Classes, space: SearchSpace, inside: bool
     found = recomputable_segments(pcg, classes) if space.overlap and not find_bundles(pcg) else ()
     whole = elements_of_layer(pcg)
     return {
-        s.name: max([layer_elements(pcg, s), *(whole.get(i, 0) for i in layer_weights(pcg, s))])
+        s.name: 0 if alone else max([layer_elements(pcg, s), *(whole.get(i, 0) for i in layer_weights(pcg, s))])
         for s in (found if len(found) + inside > 1 else ())
     }
 
@@ -51,7 +53,7 @@ def latency_shares(pcg: PCG, together: Mapping[str, int]) -> dict[int, float]:
     return {
         index: pcg.nodes[index].numel / together[segment.name]
         for segment in (segments(pcg) if together else ())
-        if segment.name in together
+        if together.get(segment.name)
         for index in layer_weights(pcg, segment)
     }
 

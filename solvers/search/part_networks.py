@@ -53,7 +53,8 @@ def encoding(
     """
     q, row = pipeline.problem, configuration.row
     if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
-        return q.encoding(configuration.placement, configuration.micro_batches, fast=in_flight == 0)
+        shared = _tables(pipeline, configuration)
+        return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
     return encode(
         pipeline.graph(i, j, configuration.micro_batches),
         stage_machine(q.machine, row),
@@ -71,6 +72,7 @@ def encoding(
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             delays_messages=configuration.schedule.delays_messages,
             inside=inside,
+            gathers_alone=configuration.schedule.splits_backward,
             shared=_tables(pipeline, configuration),
         ),
     )
