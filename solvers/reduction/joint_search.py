@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.placement.placement import Placement, Row
 from ...formulation.reduction.joint_encoding import JointEncoding, joint_encoding
 from ...model.errors import PartitaError
@@ -33,15 +34,17 @@ class JointProblem(PlanningProblem):
     groups: tuple[tuple[Placement, ...], ...] = ()
     tell: Callable[[JointEncoding], None] | None = field(default=None, compare=False)
 
-    def encoding(self, placement: Placement, k: int, fast: bool = False) -> Encoding:
+    def encoding(
+        self, placement: Placement, k: int, fast: bool = False, shared: SharedTables | None = None
+    ) -> Encoding:
         """The joint network of a group, given its first placement; of any other placement its own network."""
         group = next((group for group in self.groups if group[0] == placement), ())
         if not group:
-            return super().encoding(placement, k, fast)
+            return super().encoding(placement, k, fast, shared)
         members, refusals = [], []
         for member in group:
             try:
-                members.append(super().encoding(member, k, fast))
+                members.append(super().encoding(member, k, fast, shared))
             except PartitaError as refusal:  # a strategy or the batch cannot be split so finely
                 refusals.append(refusal)
         if not members:
