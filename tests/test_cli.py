@@ -24,7 +24,6 @@ from partita.cli_options import chosen
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, Variable
 from partita.formulation.network.network_file import network_json, read_network
-from partita.formulation.placement.placement import Placement
 from partita.formulation.rewriting.saturation_limits import SaturationLimits
 from partita.formulation.search_space import SearchSpace
 from partita.model.machine.machine_choice import MachineChoice
@@ -196,12 +195,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
     whole, asked = PlanningProblem.encoding, 0
 
-    def encoding(self: PlanningProblem, placement: Placement, k: int, fast: bool = False) -> Encoding:
+    def encoding(self: PlanningProblem, *arguments: Any, **named: Any) -> Encoding:
         nonlocal asked
         asked += 1
         if asked > after:
             raise KeyboardInterrupt
-        return whole(self, placement, k, fast)
+        return whole(self, *arguments, **named)
 
     monkeypatch.setattr(PlanningProblem, "encoding", encoding)
 
