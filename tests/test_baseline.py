@@ -15,21 +15,15 @@ import pytest
 
 from partita.bench import bench
 
+from .levels import exhaustive, some
+
 Run = Callable[..., tuple[int, str, str]]
 ONLY = {"zoo": ("mlp", "bert", "dlrm")}
-"""One twin of a family where others are the same; those that take longer are checked by hand."""
-SLOW = (
-    "gpt2 --small --hierarchy 2x2 --rewrite --stages 2",
-    "gpt2 --small --hierarchy 2x2 --dtype bfloat16,float32",
-    "gpt2 --small --hierarchy 2x2 --batch 8",
-    "gpt2 --small --hierarchy 2x2 --batch 8 --stages 2 --schedule gpipe",
-    "gpt2 --small --machine cpu",
-    "mbart-4.7b --small --hierarchy 2x2 --no-overlap",
-)
-"""Plans that take most of a minute here, and are checked by hand."""
+"""One twin of a family where others are the same."""
 BASELINE = json.loads((Path(__file__).parent / "data" / "baseline.json").read_text())
 
 
+@exhaustive
 @pytest.mark.parametrize("name", [name for name in BASELINE["benches"] if name != "whole"])  # tests/bench/test_whole.py
 def test_small_benches_give_what_they_gave(name: str) -> None:
     found = {row.get("case", row.get("model")): row for row in bench(name, True, ONLY.get(name, ()))["rows"]}
@@ -39,10 +33,7 @@ def test_small_benches_give_what_they_gave(name: str) -> None:
     assert len(found) == len(ONLY.get(name, wanted))
 
 
-PLANS = [row for row in BASELINE["plans"] if row["plan"] not in SLOW]
-
-
-@pytest.mark.parametrize("wanted", PLANS, ids=lambda row: row["plan"])
+@pytest.mark.parametrize("wanted", some(BASELINE["plans"], 4), ids=lambda row: row["plan"])
 def test_command_lines_plan_what_they_planned(partita: Run, wanted: dict[str, Any]) -> None:
     code, out, _ = partita("plan", *wanted["plan"].split(), "--cache", "none", "--json")
     found = json.loads(out)

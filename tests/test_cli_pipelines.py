@@ -24,6 +24,8 @@ from partita.formulation.pipeline.schedule import schedule_names
 from partita.model.capture.load import load_module
 from partita.solvers.cache.store import FILE
 
+from .levels import some
+
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
 VIRTUAL = "2 pipeline stages of 4 chunks each are 8 virtual stages: the model can be cut into at most 5"
@@ -102,17 +104,19 @@ def planned(partita: Run, *options: str | Path, code: int = 0) -> dict[str, Any]
 
 @pytest.mark.parametrize(
     ("options", "pipeline"),
-    [
-        ("--chunks 2", False),  # which a plan without a pipeline lies beside
-        ("--stages 2 --chunks 2 --micro-batches 2", True),
-        ("--stages 2 --mesh 2 --fix scores=o --gap 0.05", True),
-        ("--stages 2 --rewrite --micro-batches 1 --gap 0.05", True),
-        ("--stages 2 --schedule gpipe --recompute selective --dtype float32,mixed-bfloat16 --gap 0.1", True),
-        ("--stages 2 --schedule zero-bubble --offload --dtype mixed-bfloat16-bf16grad", True),
-        ("--stages 2 --schedule all --gap 0.1", True),
-        ("--schedule zero-bubble --no-overlap", False),
-        ("--stages 2 --solver elimination --time-limit 60 --offload --micro-batches 2", True),
-    ],
+    some(
+        [
+            ("--chunks 2", False),  # which a plan without a pipeline lies beside
+            ("--stages 2 --chunks 2 --micro-batches 2", True),
+            ("--stages 2 --mesh 2 --fix scores=o --gap 0.05", True),
+            ("--stages 2 --rewrite --micro-batches 1 --gap 0.05", True),
+            ("--stages 2 --schedule gpipe --recompute selective --dtype float32,mixed-bfloat16 --gap 0.1", True),
+            ("--stages 2 --schedule zero-bubble --offload --dtype mixed-bfloat16-bf16grad", True),
+            ("--stages 2 --schedule all --gap 0.1", True),
+            ("--schedule zero-bubble --no-overlap", False),
+            ("--stages 2 --solver elimination --time-limit 60 --offload --micro-batches 2", True),
+        ]
+    ),
 )
 def test_what_can_be_asked_together(options: str, pipeline: bool, partita: Run) -> None:
     found = planned(partita, *options.split(), "--workers", "1")

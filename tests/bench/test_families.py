@@ -13,8 +13,10 @@ from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import Network, evaluate
 from partita.formulation.network.network_file import network_json
 
+from ..levels import some
 
-@pytest.mark.parametrize("shape", SHAPES)
+
+@pytest.mark.parametrize("shape", some(SHAPES))
 @pytest.mark.parametrize("tightness", TIGHTNESS)
 @pytest.mark.parametrize("capacities", [1, 3])
 def test_a_family_s_members_are_feasible_unless_they_are_not_to_be(shape: str, tightness: str, capacities: int) -> None:

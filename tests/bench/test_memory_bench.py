@@ -8,6 +8,8 @@ from partita.bench import bench
 from partita.bench.memory import PLANS, SMALL, longest, planned
 from partita.bench.memory import _gpt as gpt
 
+from ..levels import exhaustive
+
 
 def test_co_shard_is_measured_to_save_what_is_predicted() -> None:
     """More than recomputation of whole layers does."""
@@ -34,6 +36,7 @@ def test_longer_sequences_fit_where_less_is_kept() -> None:
     assert longest(longer, "co-shard", room, step=256) > 256
 
 
+@exhaustive
 def test_planned_programs_take_what_is_predicted() -> None:
     """By samples, by weights where memory is short, in stages; without recomputation, in full, and keeping products.
 

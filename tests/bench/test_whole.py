@@ -13,12 +13,15 @@ from partita.bench import bench
 from partita.bench.whole import CASES, SMALL, Case, measure, row, totals
 from partita.model.machine.machine import Machine
 
+from ..levels import some
+
 
 def test_the_small_cases_are_planned_and_proved() -> None:
-    result = bench("whole", small=True)
+    names = some([case.name for case in SMALL], 2)
+    result = bench("whole", small=True, only=names)
     rows = result["rows"]
-    assert [row["case"] for row in rows] == [case.name for case in SMALL]
-    assert (result["cases"], result["planned"], result["reached"]) == (len(SMALL),) * 3
+    assert [row["case"] for row in rows] == names
+    assert (result["cases"], result["planned"], result["reached"]) == (len(names),) * 3
     for found in rows:
         assert 0 < found["bound_ms"] <= found["objective_ms"] and found["gap"] <= 0.01
         assert found["capture_s"] + found["formulate_s"] + found["solve_s"] <= found["total_s"]
@@ -26,7 +29,8 @@ def test_the_small_cases_are_planned_and_proved() -> None:
         assert 0 < found["asked"] <= found["configurations"] and found["solved"] > 0 == found["left_out"]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     baseline = json.loads((Path(__file__).parents[1] / "data" / "baseline.json").read_text())["benches"]["whole"]
-    assert [{key: row[key] for key in wanted} for row, wanted in zip(rows, baseline, strict=True)] == baseline
+    for found, wanted in zip(rows, some(baseline, 2), strict=True):
+        assert {key: found[key] for key in wanted} == wanted
 
 
 def test_the_cases_are_those_of_the_papers() -> None:
@@ -38,10 +42,13 @@ def test_the_cases_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("case", "status"),
-    [
-        (replace(SMALL[1], seconds=0.001), "unknown"),
-        (replace(SMALL[0], hierarchy=(4,)), "--hierarchy has 1 levels, machine summit has 3"),
-    ],
+    some(
+        [
+            (replace(SMALL[1], seconds=0.001), "unknown"),
+            (replace(SMALL[0], hierarchy=(4,)), "--hierarchy has 1 levels, machine summit has 3"),
+        ],
+        2,
+    ),
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_has_no_plan_is_a_row_that_says_so(case: Case, status: str) -> None:

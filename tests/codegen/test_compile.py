@@ -17,6 +17,7 @@ from partita import PartitaError
 from partita.codegen.plan.plan import Plan
 from partita.codegen.pricing.plan_price import plan_price
 
+from ..levels import some
 from .beginnings import begun
 from .pipelines import captured, piped
 from .test_emit import layers, megatron
@@ -60,7 +61,7 @@ PLANS: dict[str, tuple[Callable[[], Plan], int]] = {
 """A plan, and how many graphs it may take: the last layer is another one, as are numbers that are found to vary."""
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some(PLANS))
 def test_blocks_compile_without_breaks(name: str, tmp_path: Path) -> None:
     make, most = PLANS[name]
     begun(compiled(make())).emit(tmp_path / "program.py")

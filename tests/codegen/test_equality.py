@@ -29,6 +29,8 @@ from partita.solvers.budget import Budget
 from partita.solvers.search.memory_limits import least_use
 from partita.solvers.search.planning_problem import PlanningProblem
 
+from ..levels import exhaustive, some
+
 BATCH = 12
 TWINS = tuple({(entry(name).make, str(entry(name).small)): name for name in reversed(zoo())}.values())
 """One model of each family: the others have the same small twin."""
@@ -133,7 +135,7 @@ def same(plan: Plan) -> None:
 
 
 # From the third mesh, as mixtral's search on three axes takes minutes and 10 GB of memory.
-@pytest.mark.parametrize(("name", "mesh"), cases(MESHES, FEW, turns=8, first=3))
+@pytest.mark.parametrize(("name", "mesh"), some(cases(MESHES, FEW, turns=8, first=3), 4))
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     judged(planned(name, slow(mesh), mesh))
 
@@ -152,7 +154,7 @@ def tight_cases() -> list[Any]:
     return [pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}") for name, mesh in one]
 
 
-@pytest.mark.parametrize(("name", "mesh"), tight_cases())
+@pytest.mark.parametrize(("name", "mesh"), some(tight_cases(), 4))
 def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
     free, tight = tight_pair(name, mesh)
     assert tight.report["memory_bytes"] < free.report["memory_bytes"]
@@ -161,7 +163,8 @@ def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), [case for case in cases(NOBODY, ((2, 3),), turns=3) if not str(case.id).startswith("alphafold2")]
+    ("name", "mesh"),
+    some([case for case in cases(NOBODY, ((2, 3),), turns=3) if not str(case.id).startswith("alphafold2")], 4),
 )
 def test_a_plan_that_nobody_would_choose(name: str, mesh: tuple[int, ...], force: Callable[..., Plan]) -> None:
     """Any strategy of every node, at random; axes of 5 and 3 split nothing evenly."""
@@ -169,6 +172,7 @@ def test_a_plan_that_nobody_would_choose(name: str, mesh: tuple[int, ...], force
     same(replace(plan, model=model(name)))
 
 
+@exhaustive
 def test_the_plans_are_of_all_kinds() -> None:
     """What the optima above use, so that nothing passes for want of a case."""
     plans = [plan for mesh in ((2,), (8,), (3, 2)) for plan in tight_pair("gpt2", mesh)]

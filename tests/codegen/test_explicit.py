@@ -42,6 +42,7 @@ from partita.model.training import Training
 from partita.model.zoo import build, zoo
 from partita.solvers.budget import Budget
 
+from ..levels import some
 from .simulated import COMPUTE, Ranks
 
 Force = Callable[..., Plan]
@@ -296,7 +297,7 @@ def test_every_family_of_the_zoo_is_planned() -> None:
     }
 
 
-@pytest.mark.parametrize("model", TWINS)
+@pytest.mark.parametrize("model", some(TWINS))
 def test_the_best_plans_of_the_zoo(model: str) -> None:
     """Models take turns at two meshes."""
     graph = graph_of(model)

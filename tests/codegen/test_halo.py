@@ -24,6 +24,8 @@ from partita.model.training import Training
 from partita.model.zoo.resnext import ResNeXt
 from partita.model.zoo.unet import UNet
 
+from ..levels import some
+
 SPLIT = ("conv", "conv_transpose", "max_pool", "moments", "batch_norm")
 
 
@@ -63,14 +65,16 @@ def split(graph: PCG, mesh: tuple[int, ...], dims: tuple[int, ...]) -> Plan:
 
 @pytest.mark.parametrize(
     ("make", "mesh", "dims"),
-    [
-        (resnext, (2,), (1,)),
-        (resnext, (3,), (0,)),  # 64, 32, 16 and 8 rows in three parts
-        (resnext, (2, 3), (1, 0)),
-        (unet, (4,), (0,)),
-        (unet, (8,), (1,)),  # one row each in the middle
-        (unet, (3, 2), (0, 1)),
-    ],
+    some(
+        [
+            (resnext, (2,), (1,)),
+            (resnext, (3,), (0,)),  # 64, 32, 16 and 8 rows in three parts
+            (resnext, (2, 3), (1, 0)),
+            (unet, (4,), (0,)),
+            (unet, (8,), (1,)),  # one row each in the middle
+            (unet, (3, 2), (0, 1)),
+        ]
+    ),
 )
 def test_one_image_split_by_space(make: Any, mesh: tuple[int, ...], dims: tuple[int, ...]) -> None:
     """The same loss, gradients, weights and running statistics, which count all of space."""

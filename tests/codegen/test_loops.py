@@ -20,6 +20,8 @@ from partita.model.graph.layout import R
 from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 
+from ..levels import some
+
 Force = Callable[..., Plan]
 BATCH, PLACES, WIDTH = 4, 6, 8
 
@@ -206,7 +208,7 @@ def test_passes_that_differ_have_methods_of_their_own() -> None:
     assert text.count("    pass1 = forward\n") == 1 and text.count("def pass1(self, x, y)") == 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6), 5))
 @pytest.mark.parametrize("passes", [1, 3])
 def test_any_layouts(force: Force, seed: int, passes: int) -> None:
     """Strategies at random, different in every block and every pass."""

@@ -41,6 +41,7 @@ from partita.model.machine.machine import Machine
 from partita.model.machine.precision import precision
 from partita.model.training import Training
 
+from ..levels import some
 from .pipelines import at_random, captured
 
 BATCH = 16
@@ -85,17 +86,19 @@ def stored(plan: Plan, kind: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "mesh", "micro_batches", "kind"),
-    [
-        ("gpt2", "float32", (2, 2), 2, "mixed"),
-        ("gpt2", "mixed-float16", (4,), 4, "zero-2"),
-        ("llama-7b", "mixed-bfloat16", (2, 4), 2, "offloaded"),
-        ("llama-7b", "mixed-bfloat16-bf16grad", (4,), 2, "whole"),
-        ("llama-7b", "mixed-bfloat16-bf16grad", (2, 2), 1, "mixed"),
-        ("gpt2", "mixed-bfloat16-fp32grad", (3,), 2, "zero-2"),
-        ("gpt2", "mixed-bfloat16-fp32grad", (2, 2), 4, "mixed"),
-        ("gpt2", "pure-bfloat16", (2, 3), 2, "mixed"),
-        ("resnext-50", "mixed-bfloat16-bf16grad", (4,), 1, "mixed"),
-    ],
+    some(
+        [
+            ("gpt2", "float32", (2, 2), 2, "mixed"),
+            ("gpt2", "mixed-float16", (4,), 4, "zero-2"),
+            ("llama-7b", "mixed-bfloat16", (2, 4), 2, "offloaded"),
+            ("llama-7b", "mixed-bfloat16-bf16grad", (4,), 2, "whole"),
+            ("llama-7b", "mixed-bfloat16-bf16grad", (2, 2), 1, "mixed"),
+            ("gpt2", "mixed-bfloat16-fp32grad", (3,), 2, "zero-2"),
+            ("gpt2", "mixed-bfloat16-fp32grad", (2, 2), 4, "mixed"),
+            ("gpt2", "pure-bfloat16", (2, 3), 2, "mixed"),
+            ("resnext-50", "mixed-bfloat16-bf16grad", (4,), 1, "mixed"),
+        ]
+    ),
 )
 def test_the_same_as_the_module(name: str, dtype: str, mesh: tuple[int, ...], micro_batches: int, kind: str) -> None:
     plan = stored(planned(name, dtype, mesh, micro_batches), kind)
@@ -189,17 +192,19 @@ def trained(plan: Plan, folder: Path, steps: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [
-        ("float32", "mixed"),
-        ("mixed-float16", "offloaded"),
-        ("mixed-bfloat16", "zero-2"),
-        ("mixed-bfloat16-fp32grad", "offloaded"),
-        ("mixed-bfloat16-fp32grad", "zero-2"),
-        ("mixed-bfloat16-bf16grad", "whole"),
-        ("mixed-bfloat16-bf16grad", "mixed"),
-        ("pure-bfloat16", "zero-1"),
-        ("pure-bfloat16", "mixed"),
-    ],
+    some(
+        [
+            ("float32", "mixed"),
+            ("mixed-float16", "offloaded"),
+            ("mixed-bfloat16", "zero-2"),
+            ("mixed-bfloat16-fp32grad", "offloaded"),
+            ("mixed-bfloat16-fp32grad", "zero-2"),
+            ("mixed-bfloat16-bf16grad", "whole"),
+            ("mixed-bfloat16-bf16grad", "mixed"),
+            ("pure-bfloat16", "zero-1"),
+            ("pure-bfloat16", "mixed"),
+        ]
+    ),
 )
 def test_a_run_keeps_what_is_priced_and_learns(dtype: str, kind: str, tmp_path: Path) -> None:
     """Every size divides, so that shares are no larger than those of single weights; the loss of one batch falls."""

@@ -13,6 +13,7 @@ from partita.codegen.verification.verify import verify
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 
+from ..levels import some
 from .conftest import Judge
 from .pipelines import at_random, captured
 
@@ -41,18 +42,20 @@ def _shuffled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("name", "size", "mesh", "micros", "schedule"),
-    [
-        ("mlp", 4, (1,), 6, "eager-1f1b"),
-        ("mlp", 2, (2,), 2, "interleaved"),
-        ("gpt2", 4, (2,), 4, "recomputed"),
-        ("gpt2", 2, (3,), 4, "interleaved"),
-        ("llama-7b", 2, (3,), 3, "gpipe"),
-        ("bert-large", 3, (2, 2), 6, "1f1b"),
-        ("mbart-32b", 3, (2,), 3, "recomputed"),
-        ("mbart-32b", 2, (2,), 4, "interleaved"),  # three stages have the embedding, two of them on one device
-        ("candle-uno", 2, (2, 2), 2, "gpipe"),
-        ("mixtral-8x7b", 3, (2,), 1, "1f1b"),
-    ],
+    some(
+        [
+            ("mlp", 4, (1,), 6, "eager-1f1b"),
+            ("mlp", 2, (2,), 2, "interleaved"),
+            ("gpt2", 4, (2,), 4, "recomputed"),
+            ("gpt2", 2, (3,), 4, "interleaved"),
+            ("llama-7b", 2, (3,), 3, "gpipe"),
+            ("bert-large", 3, (2, 2), 6, "1f1b"),
+            ("mbart-32b", 3, (2,), 3, "recomputed"),
+            ("mbart-32b", 2, (2,), 4, "interleaved"),  # three stages have the embedding, two of them on one device
+            ("candle-uno", 2, (2, 2), 2, "gpipe"),
+            ("mixtral-8x7b", 3, (2,), 1, "1f1b"),
+        ]
+    ),
 )
 def test_any_choices(judge: Judge, name: str, size: int, mesh: tuple[int, ...], micros: int, schedule: str) -> None:
     graph = captured(name, 12)

@@ -25,6 +25,8 @@ from partita.solvers.budget import Budget
 from partita.solvers.search.memory_limits import least_use
 from partita.solvers.search.planning_problem import PlanningProblem, divisors
 
+from ..levels import example_count
+
 Judge = Callable[..., dict[str, Any]]
 MESHES = ((2,), (3,), (4,), (5,), (6,), (7,), (8,), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (2, 2, 2))
 SIZES = (1, 2, 3, 4, 5, 6, 8)
@@ -328,7 +330,7 @@ def check(rng: random.Random, judge: Judge) -> None:
 
 
 @settings(
-    max_examples=20,
+    max_examples=example_count(20),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
@@ -337,7 +339,7 @@ def test_a_random_graph_trains_as_planned(judge: Judge, rng: random.Random) -> N
     check(rng, judge)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=example_count(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
 def test_a_random_plan_of_a_random_graph(judge: Judge, force: Callable[..., Any], rng: random.Random) -> None:
     """No search: any strategy, storage and shared layout, micro-batches and precision."""

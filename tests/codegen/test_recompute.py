@@ -35,6 +35,7 @@ from partita.model.graph.segments import segments
 from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 
+from ..levels import some
 from .beginnings import begun
 
 Judge = Callable[..., dict[str, Any]]
@@ -282,7 +283,7 @@ def test_selective_computes_no_product_again(kind: type[nn.Module], tmp_path: Pa
 MODELS = [("gpt2", (2, 2), 2), ("mbart-4.7b", (2, 2), 1), ("swin-1.8b", (4,), 1), ("mixtral-8x7b", (2,), 2)]
 
 
-@pytest.mark.parametrize(("name", "mesh", "micro_batches"), MODELS)
+@pytest.mark.parametrize(("name", "mesh", "micro_batches"), some(MODELS, 2))
 def test_models_of_the_zoo(name: str, mesh: tuple[int, ...], micro_batches: int) -> None:
     """Planned for devices so slow that splitting pays; modes by turns."""
     module, inputs = load_module(name, small=True, device="cpu")

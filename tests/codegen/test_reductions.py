@@ -18,6 +18,8 @@ from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
 
+from ..levels import some
+
 
 class Net(nn.Module):
     """Weights of several readers, and of none."""
@@ -50,14 +52,17 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"mesh": (4,), "micro_batches": 2},
-        {"mesh": (4,), "dtype": "mixed-bfloat16-fp32grad", "micro_batches": 4},
-        {"stages": 2, "micro_batches": 4},
-        {"stages": 2, "micro_batches": 4, "schedule": "zero-bubble", "dtype": "mixed-bfloat16"},
-        {"stages": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "optimizer": "sgd"},
-        {"mesh": (4,), "micro_batches": 2, "overlap": False},
-    ],
+    some(
+        [
+            {"mesh": (4,), "micro_batches": 2},
+            {"mesh": (4,), "dtype": "mixed-bfloat16-fp32grad", "micro_batches": 4},
+            {"stages": 2, "micro_batches": 4},
+            {"stages": 2, "micro_batches": 4, "schedule": "zero-bubble", "dtype": "mixed-bfloat16"},
+            {"stages": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2, "optimizer": "sgd"},
+            {"mesh": (4,), "micro_batches": 2, "overlap": False},
+        ],
+        2,
+    ),
 )
 def test_programs_train_as_the_module(options: dict[str, Any]) -> None:
     plan = planned((2, 2), **options) if "stages" in options else planned((4,), stages=1, **options)

@@ -30,6 +30,8 @@ from partita.model.training import Training
 from partita.model.zoo import build
 from partita.model.zoo.registry import entry
 
+from ..levels import some
+
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
 
@@ -120,7 +122,7 @@ def forced(graph: PCG, rng: random.Random | None = None) -> PCG:
     return taken_graph(graph, taken)[0]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", some(RULES, 4))
 def test_every_rule(name: str, judge: Judge, force: Force) -> None:
     """Its source as a graph, rewritten by it alone, under random plans, and the best one."""
     rule, rng = RULES[name], random.Random(name)
@@ -162,7 +164,7 @@ def planned(name: str, graph: PCG, mesh: tuple[int, ...], rules: tuple[Rule, ...
     return plan
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", some(FAMILIES))
 def test_a_small_twin_with_as_many_rewritings_as_fit(name: str) -> None:
     graph, union = small(name)
     after = forced(union)

@@ -37,6 +37,7 @@ from partita.model.graph.stages import boundaries, stage
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
+from ..levels import some
 from .beginnings import begun
 from .cases.rewritten import BATCH, PAIRS, attention, branches, layers, nested, perceptron
 
@@ -54,7 +55,7 @@ def forced(pair: Pair, judge: Judge, force: Force, sizes: tuple[int, ...], rng: 
     judge(plan, with_batch(before, plan.batch))
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", some(PAIRS))
 def test_every_row_of_what_is_new(name: str, judge: Judge, force: Force) -> None:
     """Of the operators that only the rewritten graph has, and of what they read, which has every way to be stored."""
     before, after = PAIRS[name](False), PAIRS[name](True)
@@ -75,7 +76,7 @@ def test_every_row_of_what_is_new(name: str, judge: Judge, force: Force) -> None
     assert all((i, row) in done for i in new for row in rows(after, i))
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2), (3, 2)])
+@pytest.mark.parametrize("sizes", some([(4,), (2, 2), (3, 2)]))
 @pytest.mark.parametrize("name", PAIRS)
 def test_any_plan(name: str, sizes: tuple[int, ...], judge: Judge, force: Force) -> None:
     """Several axes, also on one dim; weights gathered for use, states sharded, micro-batches."""

@@ -32,6 +32,8 @@ from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
 from partita.solvers.spacetime.validate import validate
 
+from ..levels import some
+
 FOLDER = Path(__file__).parents[2] / "examples" / "plans"
 FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "unsupported")
 GPT, MBART, ALPHAFOLD = "gpt3-1.3b", "mbart-4.7b", "alphafold2-87m"
@@ -104,12 +106,12 @@ def holds(verdict: dict[str, Any]) -> None:
     assert max(verdict[f"{what}_error"] for what in ("loss", "gradient", "weight")) <= 1e-9
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES))
 def test_every_plan_computes_what_its_model_computes(name: str, tmp_path: Path) -> None:
     holds(run([judged(name, tmp_path)])[0])
 
 
-@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize("devices", some([4, 8], 2))
 @pytest.mark.parametrize("model", [GPT, MBART])
 @pytest.mark.parametrize("name", ["data_parallel", "interlaced"])
 def test_algorithms_1_and_2_on_gpt_and_mbart_on_4_and_8_ranks(
@@ -163,7 +165,7 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("name", some(SENT))
 def test_what_is_sent(name: str) -> None:
     assert sent(name) == SENT[name]
 

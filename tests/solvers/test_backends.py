@@ -17,6 +17,8 @@ from partita.formulation.network.network_file import network_json
 from partita.solvers.protocol import Limits, Progress, Status, solver, solvers
 from partita.solvers.wide import form
 
+from ..levels import example_count
+
 Run = Callable[..., tuple[int, str, str]]
 
 PROGRAMS = ("cpsat", "cpsat-plain", "milp", "smt")
@@ -258,7 +260,7 @@ def with_rows(problem: Network, seed: int) -> Network:
     [("auto", 60), ("elimination", 80), ("cpsat", 40), ("cpsat-plain", 40), ("milp", 30), ("smt", 60)],
 )
 def test_backends_agree_with_brute_force(make_network, truth, name: str, examples: int, rows: bool) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=example_count(examples, 4), deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         problem = make_network(seed)
@@ -282,7 +284,9 @@ def test_backends_agree_with_brute_force(make_network, truth, name: str, example
 def test_cutoff(make_network, truth, name: str) -> None:
     """A solution below the cutoff is found and proved; else the search ends with a valid bound that reaches it."""
 
-    @settings(max_examples=20 if name == "milp" else 60, deadline=None)  # HiGHS starts a process for each
+    @settings(
+        max_examples=example_count(20 if name == "milp" else 60, 4), deadline=None
+    )  # HiGHS starts a process for each
     @given(st.integers(0, 10**6), st.integers(-2, 2))
     def holds(seed: int, more: int) -> None:
         problem = make_network(seed)

@@ -15,6 +15,8 @@ from partita.formulation.network.network_file import network_json, read_network
 from partita.solvers.elimination.factors import dense
 from partita.solvers.protocol import Limits, Status, solver
 
+from ..levels import example_count
+
 
 def table(*rows: object) -> np.ndarray:
     return np.array(rows, np.int64)
@@ -145,7 +147,7 @@ def wide(seed: int) -> Network:
     return Network(tuple(variables), tuple(edges), tuple(int(c) for c in rng.integers(0, 12, capacities)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(st.integers(0, 10**9))
 def test_solvers_read_rows(truth, seed: int) -> None:
     network = wide(seed)

@@ -51,6 +51,8 @@ from partita.solvers.search.result import ConfigurationSpace, SearchResult
 from partita.solvers.search.search import search
 from partita.solvers.search.state import Effort, Level, Proved
 
+from ..levels import some
+
 
 class Layer(nn.Module):
     def __init__(self, width: int) -> None:
@@ -199,14 +201,16 @@ PLAIN = ("none",)
 
 @pytest.mark.parametrize(
     ("name", "levels", "memory", "counts", "modes", "pipelines_only", "expected", "schedule"),
-    [
-        ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 1, 2), "1f1b"),
-        ("short", (2,), 16 * MIB, (8,), MODES, False, (), "1f1b"),
-        ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3), "1f1b"),
-        ("short", (4,), 20 * MIB, (1, 4), MODES, True, (0, 1, 2), "2bw"),
-        ("short", (2, 2), 22 * MIB, (8,), MODES, True, (0, 1, 2), "zero-bubble"),
-        ("tied", (4,), 16 * MIB, (8,), MODES, True, (0, 2, 3), "zero-bubble"),
-    ],
+    some(
+        [
+            ("short", (2, 2), 24 * MIB, (8,), MODES, False, (0, 1, 2), "1f1b"),
+            ("short", (2,), 16 * MIB, (8,), MODES, False, (), "1f1b"),
+            ("tied", (4,), 14 * MIB, (8,), MODES, True, (0, 2, 3), "1f1b"),
+            ("short", (4,), 20 * MIB, (1, 4), MODES, True, (0, 1, 2), "2bw"),
+            ("short", (2, 2), 22 * MIB, (8,), MODES, True, (0, 1, 2), "zero-bubble"),
+            ("tied", (4,), 16 * MIB, (8,), MODES, True, (0, 2, 3), "zero-bubble"),
+        ]
+    ),
 )
 def test_the_best_of_everything(
     name: str,

@@ -23,11 +23,13 @@ from partita.model.machine.machine import PROFILES, Level, Machine
 from partita.solvers.protocol import Status
 from partita.solvers.reduction.exact_program import solve_by_cpsat, solve_by_z3
 
+from ..levels import some
+
 DEVICE = Machine.load("gcp-a100").device
 SOLVERS = {"cpsat": solve_by_cpsat, "z3": solve_by_z3}
 
 
-def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
+def random_reduction(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
     """Any hierarchy, a reduction over all of it, bytes and a profile."""
     rng = random.Random(seed)
     sizes = [rng.choice((2, 3, 4, 8, 16)) for _ in range(levels)]
@@ -44,7 +46,7 @@ def some(seed: int, levels: int) -> tuple[Machine, Reduction, int, str]:
 @settings(max_examples=25, deadline=None)
 def test_boolean_states_have_the_optimum_of_the_shortest_path(seed: int, levels: int, kind: Kind) -> None:
     """CP-SAT and Z3, on random hierarchies."""
-    machine, reduction, size, profile = some(seed, levels)
+    machine, reduction, size, profile = random_reduction(seed, levels)
     best = optimal(machine, reduction, size, kind, profile, limit=5)
     mine = best.price.latency_ns + best.price.ns_per_byte * size
     question = encode_programs(machine, reduction, size, kind, profile)
@@ -75,7 +77,7 @@ def groups_of_the_paper() -> list[tuple[str, int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize(
     ("system", "nodes", "row", "profile"),
-    [(*group, ("nccl-ring", "nccl-tree")[number % 2]) for number, group in enumerate(groups_of_the_paper())],
+    some([(*group, ("nccl-ring", "nccl-tree")[number % 2]) for number, group in enumerate(groups_of_the_paper())]),
 )
 def test_the_groups_of_the_paper(system: str, nodes: int, row: tuple[int, ...], profile: str) -> None:
     """CP-SAT and Z3 agree with the shortest path, by rings and by trees in turns."""
@@ -92,7 +94,7 @@ def test_the_groups_of_the_paper(system: str, nodes: int, row: tuple[int, ...], 
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_no_time_proves_nothing(name: str) -> None:
-    machine, reduction, size, profile = some(0, 2)
+    machine, reduction, size, profile = random_reduction(0, 2)
     question = encode_programs(machine, reduction, size, profile=profile)
     answer = SOLVERS[name](question, 0.001)
     assert answer.status in (Status.UNKNOWN, Status.FEASIBLE)
@@ -103,7 +105,7 @@ def test_no_time_proves_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_what_no_program_can_do_is_infeasible(name: str) -> None:
     """One step that is not the one over all levels."""
-    machine, reduction, size, profile = some(0, 2)
+    machine, reduction, size, profile = random_reduction(0, 2)
     question = encode_programs(machine, reduction, size, profile=profile, limit=1)
     for literal, step in question.choices[0].items():
         if step and (step.first, step.last) == (0, 1):
@@ -133,7 +135,7 @@ def test_where_a_chain_is_long_one_all_reduce_leads(name: str) -> None:
 
 
 def test_nothing_costs_more_than_one_step_that_does_it_all() -> None:
-    machine, reduction, size, profile = some(1, 2)
+    machine, reduction, size, profile = random_reduction(1, 2)
     assert max(encode_programs(machine, reduction, size, profile=profile).costs.values()) == UNITS
 
 
@@ -155,6 +157,6 @@ def test_clauses_mean_what_they_say() -> None:
     [(MOST_LEVELS + 1, 5, "support 1 to 3 levels, not 4"), (2, 0, "no program has 0 steps")],
 )
 def test_what_cannot_be_asked_is_refused(levels: int, limit: int, words: str) -> None:
-    machine, reduction, size, _ = some(0, levels)
+    machine, reduction, size, _ = random_reduction(0, levels)
     with pytest.raises(PartitaError, match=words):
         encode_programs(machine, reduction, size, limit=limit)

@@ -35,6 +35,7 @@ from partita.solvers.elimination.transient_relaxation import Interval, groups_of
 from partita.solvers.elimination.window_relaxation import price_windows
 from partita.solvers.protocol import Limits, Search, Status, solver
 
+from ..levels import example_count
 from .test_switches import switched
 
 
@@ -177,7 +178,7 @@ def test_wrong_windows_are_named(window: Window, what: str) -> None:
     [("auto", 100), ("elimination", 4), ("cpsat", 2), ("cpsat-plain", 4), ("milp", 2), ("smt", 2)],
 )
 def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples: int, kind: int) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=example_count(examples), deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         network = found(make_network, seed, kind)
@@ -196,7 +197,7 @@ def test_no_bound_of_prices_copies_and_branching_is_above_the_optimum(make_netwo
     """Without the lists that close small networks; in half of them memory binds, and transient use."""
     monkeypatch.setattr(transient_memory, "_list", lambda search, *_: search.finish())
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=example_count(40), deadline=None)
     @given(st.integers(0, 10**6))
     def bounded(seed: int) -> None:
         rng = np.random.default_rng(seed)
