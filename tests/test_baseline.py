@@ -33,7 +33,7 @@ def test_small_benches_give_what_they_gave(name: str) -> None:
     assert len(found) == len(ONLY.get(name, wanted))
 
 
-@pytest.mark.parametrize("wanted", some(BASELINE["plans"], 4), ids=lambda row: row["plan"])
+@pytest.mark.parametrize("wanted", some(BASELINE["plans"], 6), ids=lambda row: row["plan"])
 def test_command_lines_plan_what_they_planned(partita: Run, wanted: dict[str, Any]) -> None:
     code, out, _ = partita("plan", *wanted["plan"].split(), "--cache", "none", "--json")
     found = json.loads(out)

@@ -24,7 +24,7 @@ from partita.formulation.pipeline.schedule import schedule_names
 from partita.model.capture.load import load_module
 from partita.solvers.cache.store import FILE
 
-from .levels import some
+from .levels import exhaustive, some
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("plan", "gpt2", "--small", "--hierarchy", "2x2")
@@ -219,6 +219,7 @@ def gone(session: int, seconds: float = 5) -> bool:
     return False
 
 
+@exhaustive
 def test_a_killed_search_goes_on_to_the_same_plan(
     partita: Run, begun: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def dask() -> AbstractContextManager[Any]:
     return client(processes=True, n_workers=1, threads_per_worker=1, dashboard_address=None)  # type: ignore[no-any-return]
 
 
+@exhaustive
 def test_any_executor_makes_the_same_plan(tmp_path: Path) -> None:
     """In this process, in threads, in processes, on Dask: the same file but for times."""
     module, inputs = load_module("gpt2", small=True, sequence=None)

@@ -30,6 +30,8 @@ from partita.formulation.substitution.trial import random_inputs, trial
 from partita.model.errors import PartitaError
 from partita.solvers.proof.verify import verify_rule
 
+from ..levels import exhaustive
+
 FIELD = Modular()
 DEGREES = ({"n": 4, "d": 2}, {"n": 18, "d": 3})
 RELU, ADD, MUL, MATMUL = Operation("relu"), Operation("add", 2), Operation("mul", 2), Operation("matmul", 2)
@@ -268,6 +270,7 @@ def _body(text: str) -> str:
     return text.split("\n", 1)[1]
 
 
+@exhaustive
 def test_the_same_file_under_other_hashes() -> None:
     code = (
         "from partita.bench.rule_generation.generate import generate, written\n"

@@ -61,7 +61,7 @@ PLANS: dict[str, tuple[Callable[[], Plan], int]] = {
 """A plan, and how many graphs it may take: the last layer is another one, as are numbers that are found to vary."""
 
 
-@pytest.mark.parametrize("name", some(PLANS))
+@pytest.mark.parametrize("name", some(PLANS, 4))
 def test_blocks_compile_without_breaks(name: str, tmp_path: Path) -> None:
     make, most = PLANS[name]
     begun(compiled(make())).emit(tmp_path / "program.py")

@@ -135,7 +135,7 @@ def same(plan: Plan) -> None:
 
 
 # From the third mesh, as mixtral's search on three axes takes minutes and 10 GB of memory.
-@pytest.mark.parametrize(("name", "mesh"), some(cases(MESHES, FEW, turns=8, first=3), 4))
+@pytest.mark.parametrize(("name", "mesh"), some(cases(MESHES, FEW, turns=8, first=3), 6))
 def test_the_optimum(name: str, mesh: tuple[int, ...]) -> None:
     judged(planned(name, slow(mesh), mesh))
 
@@ -154,7 +154,7 @@ def tight_cases() -> list[Any]:
     return [pytest.param(name, mesh, id=f"{name}-{'x'.join(map(str, mesh))}") for name, mesh in one]
 
 
-@pytest.mark.parametrize(("name", "mesh"), some(tight_cases(), 4))
+@pytest.mark.parametrize(("name", "mesh"), some(tight_cases(), 6))
 def test_the_optimum_in_little_memory(name: str, mesh: tuple[int, ...]) -> None:
     free, tight = tight_pair(name, mesh)
     assert tight.report["memory_bytes"] < free.report["memory_bytes"]

@@ -254,7 +254,7 @@ INSTANCES = {
 }
 
 
-@pytest.mark.parametrize("name", some(INSTANCES))
+@pytest.mark.parametrize("name", some(INSTANCES, 4))
 def test_the_best_of_all_plans(name: str) -> None:
     """Whatever memory a device has: too little for any plan, so much that no plan needs more, and all between."""
     instance = INSTANCES[name]

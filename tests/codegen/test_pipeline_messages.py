@@ -13,6 +13,7 @@ from partita.codegen.pricing.pipeline_runs import weights_ns
 from partita.codegen.pricing.plan_price import plan_price
 from partita.model.machine.collective_price import FREE, CollectivePrice
 
+from ..levels import some
 from .pipelines import captured, piped
 
 
@@ -61,7 +62,16 @@ def simulated(plan: PipelinePlan) -> int:
 
 @pytest.mark.parametrize(
     ("schedule", "sizes"),
-    [("1f1b", (2, 3, 4)), ("gpipe", (2, 4)), ("zero-bubble", (2, 3, 4)), ("interleaved", (2,)), ("eager-1f1b", (3, 4))],
+    some(
+        [
+            ("1f1b", (2, 3, 4)),
+            ("gpipe", (2, 4)),
+            ("zero-bubble", (2, 3, 4)),
+            ("interleaved", (2,)),
+            ("eager-1f1b", (3, 4)),
+        ],
+        2,
+    ),
 )
 def test_messages_add_no_more_than_is_priced(schedule: str, sizes: tuple[int, ...]) -> None:
     """Short and long ones, and less than if both ends waited: at most half where slots are as long and hide them."""

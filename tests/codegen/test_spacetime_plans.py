@@ -32,7 +32,7 @@ from partita.model.graph.pcg import PCG
 from partita.model.zoo import build
 from partita.solvers.spacetime.validate import validate
 
-from ..levels import some
+from ..levels import exhaustive, some
 
 FOLDER = Path(__file__).parents[2] / "examples" / "plans"
 FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "unsupported")
@@ -120,6 +120,7 @@ def test_algorithms_1_and_2_on_gpt_and_mbart_on_4_and_8_ranks(
     holds(run([judged(name, tmp_path, model, devices)])[0])
 
 
+@exhaustive
 def test_plans_on_processes(tmp_path: Path) -> None:
     names = ("chimera", "zero3")
     for verdict in run([judged(name, tmp_path) for name in names], "pool"):

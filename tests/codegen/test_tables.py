@@ -101,7 +101,7 @@ def test_a_program_trains_joined_tables(mesh: tuple[int, ...], strategy: str, mi
         judged(plan, module, inputs)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12), 4))
 def test_any_strategy_of_dense_ones(seed: int, force: Force) -> None:
     """States sharded, tables gathered for use, copies with gradients to add up; in every order of axes."""
     module, inputs = Clicks(bags=seed % 2 == 1, sparse=False), (BAGS if seed % 2 else IDS, torch.zeros(BATCH))

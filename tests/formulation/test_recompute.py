@@ -33,6 +33,8 @@ from partita.solvers.protocol import Status, solver
 from partita.solvers.search.planning_problem import PlanningProblem
 from partita.solvers.search.search import search
 
+from ..levels import exhaustive
+
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
 
 
@@ -133,6 +135,7 @@ def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
     assert len(answers) > 4
 
 
+@exhaustive
 def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     """With few micro-batches what a segment computes fits again only; what enters it is all that must be kept."""
     graph = blocks((64, 96), batch=16)

@@ -16,6 +16,8 @@ from partita.model.graph.pcg import PCG
 from partita.model.graph.recycling import twins
 from partita.model.graph.segments import segments
 
+from ..levels import some
+
 SWIN = [f"stages.0.blocks.{i}" for i in range(2)] + ["merges.0"] + [f"stages.1.blocks.{i}" for i in range(4)]
 
 
@@ -31,16 +33,18 @@ def names(graph: PCG) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "found"),
-    [
-        ("gpt2", ["layers.0", "layers.1", "layers.2"]),
-        ("mbart-4.7b", ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]),
-        # A stage only holds blocks, so these are the segments.
-        ("swin-1.8b", SWIN),
-        ("alphafold2-87m", ["layers.0", "layers.1"]),
-        ("resnext-50", []),  # running statistics
-        ("mlp", []),  # a linear keeps what it reads, which a neighbour gives
-        ("dlrm", []),
-    ],
+    some(
+        [
+            ("gpt2", ["layers.0", "layers.1", "layers.2"]),
+            ("mbart-4.7b", ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]),
+            # A stage only holds blocks, so these are the segments.
+            ("swin-1.8b", SWIN),
+            ("alphafold2-87m", ["layers.0", "layers.1"]),
+            ("resnext-50", []),  # running statistics
+            ("mlp", []),  # a linear keeps what it reads, which a neighbour gives
+            ("dlrm", []),
+        ]
+    ),
 )
 def test_segments_of_the_zoo(model: str, found: list[str]) -> None:
     graph = twin_of(model)

@@ -20,6 +20,8 @@ from partita.model.graph.graph_file import graph_from_json, graph_to_json
 from partita.model.graph.pcg import PCG
 from partita.model.graph.stages import MAX_CROSSING, Boundary, boundaries, stage, stage_kind
 
+from ..levels import some
+
 BATCH = 4
 
 
@@ -81,7 +83,7 @@ MODELS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS))
 def test_stages_one_after_another_are_the_whole(name: str) -> None:
     """The same loss and gradients with every boundary a cut."""
     pcg = graph(name)

@@ -17,7 +17,7 @@ from partita.formulation.network.network_file import network_json
 from partita.solvers.protocol import Limits, Progress, Status, solver, solvers
 from partita.solvers.wide import form
 
-from ..levels import example_count
+from ..levels import example_count, some
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -112,7 +112,7 @@ BATTERY = {
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("case", BATTERY)
+@pytest.mark.parametrize("case", some(BATTERY, 2))
 def test_battery(name: str, case: str) -> None:
     problem, best = BATTERY[case]
     check_network(problem)

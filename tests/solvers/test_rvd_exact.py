@@ -12,6 +12,8 @@ from partita.model.machine.machine import Machine
 from partita.solvers.protocol import Limits, Status
 from partita.solvers.reduction.rvd import every_roles, optimum
 
+from ..levels import some
+
 V100 = Machine.load("v100-32gb", nodes=4)
 
 
@@ -22,7 +24,7 @@ def test_table_3(case: Case) -> None:
     assert search(case.source, case.target, case.shape, case.itemsize, V100).cost_ns == exact.cost_ns == exact.bound_ns
 
 
-@pytest.mark.parametrize("case", list(randoms(10, seed=7)), ids=str)
+@pytest.mark.parametrize("case", some(list(randoms(10, seed=7)), 2), ids=str)
 def test_random_states(case: Case) -> None:
     exact = optimum(case.source, case.target, case.shape, case.itemsize, V100)
     assert exact.status is Status.OPTIMAL

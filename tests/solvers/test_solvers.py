@@ -20,6 +20,8 @@ from partita.solvers.backends import cpsat
 from partita.solvers.backends.cpsat import CpSatPlain
 from partita.solvers.protocol import INTERRUPTED, STOPPED, Limits, Progress, Solver, Status, solver, solvers
 
+from ..levels import example_count
+
 EVERY = ("auto", "elimination", "cpsat", "cpsat-plain")
 
 
@@ -94,7 +96,7 @@ def check(backend: Solver, problem: Network, truth: int | None) -> None:
     ("name", "examples"), [("auto", 120), ("elimination", 120), ("cpsat", 40), ("cpsat-plain", 40)]
 )
 def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=example_count(examples), deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         problem = make_network(seed)

@@ -32,6 +32,8 @@ from partita.solvers.elimination.transient_memory import without_extras
 from partita.solvers.protocol import Limits, Status, solver
 from partita.solvers.wide.solve_reduced import without_loose_pairs
 
+from ..levels import example_count
+
 MODES = 2
 
 
@@ -102,7 +104,7 @@ def found(make_network, seed: int, extras: bool) -> Network:
     ("name", "examples"), [("auto", 50), ("elimination", 40), ("cpsat", 12), ("cpsat-plain", 20), ("milp", 12)]
 )
 def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples: int, extras: bool) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=example_count(examples), deadline=None)
     @given(st.integers(0, 10**6))
     def agree(seed: int) -> None:
         network = found(make_network, seed, extras)
@@ -119,7 +121,7 @@ def test_solvers_agree_with_brute_force(make_network, truth, name: str, examples
 @pytest.mark.parametrize("extras", [False, True])
 @pytest.mark.parametrize(("name", "examples"), [("auto", 60), ("elimination", 40), ("cpsat", 10)])
 def test_bounds_hold_where_a_gap_is_allowed(make_network, truth, name: str, examples: int, extras: bool) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=example_count(examples), deadline=None)
     @given(st.integers(0, 10**6), st.sampled_from([0.02, 0.1, 0.4]))
     @example(882, 0.1)  # an incumbent that is found within a slack lowers what is looked at
     @example(380, 0.1)
