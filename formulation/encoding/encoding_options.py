@@ -45,8 +45,8 @@ class StageContext:
     wait, with the output gradients that they are computed from. `delays_messages`: overlapped messages are delays
     between slots, of which the first one counts; else a sender is busy with each. `inside`: for bounds on what a part
     costs inside a larger one; the first layer hides its traffic too, also if there is no other. `shared` holds the
-    tables of other stages of the model. `gathers_alone`: each weight travels by itself, as in programs that divide
-    backward, though traffic hides as where a layer's weights travel together.
+    tables of other stages of the model. `gathers_alone`: each weight travels in its own message, as in programs
+    that divide backward; the traffic still hides.
     """
 
     in_flight: int = 1

@@ -37,7 +37,7 @@ from .window_relaxation import Cuts, Weights, WindowPrice, cross, weighted
 _ROUNDS = 12  # of weights, for one entry
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _LABELS = 1 << 16  # per table
-_CLOSE, _OF_GAP = 1e-4, 0.25  # a gap left open: share of the cost, which prices may close, or of the search's gap
+_CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
 _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8

@@ -16,8 +16,6 @@ from partita import Machine, PartitaError, capture, optimize
 from partita.codegen.plan.plan import Plan
 from partita.codegen.verification.verify import verify
 
-from ..levels import some
-
 Force = Callable[..., Any]
 Compute = Callable[["Scaled", Tensor], Tensor]
 INF = float("inf")
@@ -67,7 +65,7 @@ RIGHT: dict[str, Compute] = {
 }
 
 
-@pytest.mark.parametrize("name", some(RIGHT))
+@pytest.mark.parametrize("name", RIGHT)
 def test_right(name: str, force: Force, tmp_path: Path) -> None:
     """Forced at random, saved and read again."""
     rng = random.Random(name)

@@ -19,8 +19,6 @@ from partita.model.machine.machine import Machine
 from partita.model.training import Training
 from partita.model.zoo.registry import entry
 
-from ..levels import some
-
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = {
     "llama-7b": ("dgx-h100", 8, (8, 8)),  # batch over both axes, weights sharded inside a node
@@ -41,7 +39,7 @@ def planned(name: str) -> Plan:
     return plan_graph(graph, machine, training, space, context=context)
 
 
-@pytest.mark.parametrize("name", some(PLANS, 2))
+@pytest.mark.parametrize("name", PLANS)
 def test_golden(name: str) -> None:
     assert planned(name).emit() == (GOLDEN / f"{name}.txt").read_text()
 

@@ -284,9 +284,8 @@ def test_backends_agree_with_brute_force(make_network, truth, name: str, example
 def test_cutoff(make_network, truth, name: str) -> None:
     """A solution below the cutoff is found and proved; else the search ends with a valid bound that reaches it."""
 
-    @settings(
-        max_examples=example_count(20 if name == "milp" else 60, 4), deadline=None
-    )  # HiGHS starts a process for each
+    # HiGHS starts a process for each example.
+    @settings(max_examples=example_count(20 if name == "milp" else 60, 4), deadline=None)
     @given(st.integers(0, 10**6), st.integers(-2, 2))
     def holds(seed: int, more: int) -> None:
         problem = make_network(seed)
