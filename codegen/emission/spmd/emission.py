@@ -160,7 +160,7 @@ class Emission:
         primitives, in_steps = set(used.primitives), self._in_steps
         if sharded or "positions" in used.helpers or "pad" in primitives:
             primitives |= {"cut"}
-        if sharded:
+        if sharded and (self.programs or self.synchronization.separate):
             primitives |= {"gather"}
         if sharded and not behind and (self.programs or self.synchronization.scattered):
             primitives |= {"scatter_sum"}
@@ -175,7 +175,7 @@ class Emission:
                 {kinds[name] for name in (primitives | in_steps) & kinds.keys()}
                 | {step.collective.value for step in steps}
                 | ({"all_gather", "reduce_scatter"} if used.gathers else set())
-                | ({"reduce_scatter"} if sharded else set())
+                | ({"all_gather", "reduce_scatter"} if sharded else set())
             ),
             resting=tied or any(step.zero for step in steps) or any(group.among for group in self.groups),
             disordered=disordered(self.groups),
