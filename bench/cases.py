@@ -1,6 +1,7 @@
 """The cases of a benchmark, chosen by name; models of the zoo captured and planned for them."""
 
 import gc
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
@@ -57,10 +58,11 @@ def measured(
     name: Callable[[T], str] = _NAME,
     what: str = "case",
 ) -> list[Row]:
-    """A row for each of the chosen cases; what one leaves behind does not weigh on the next."""
+    """A row for each of the chosen cases, told once it is there; what one leaves behind does not weigh on the next."""
     rows = []
     for case in each(cases, only, tell, name, what):
         rows.append(measure(case))
+        tell(json.dumps(rows[-1]))
         gc.collect()
     return rows
 
