@@ -14,6 +14,8 @@ from hypothesis import settings
 
 from partita.cli import main
 
+from .levels import SLOW, exhaustive
+
 # Before torch and numpy load: the tests' tensors are small, and threads that wait for each other take others' cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a process that a test starts need not compile the package again
@@ -41,9 +43,13 @@ FIRST = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`FIRST` first; pyproject.toml lets xdist hand out modules in this order."""
+    """`FIRST` first; pyproject.toml lets xdist hand out modules in this order. Slow cases are marked."""
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
+    slow = set(SLOW.read_text().splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(exhaustive)
 
 
 def pytest_collection_finish() -> None:

@@ -1,9 +1,20 @@
-"""Two levels of tests: `pytest` runs a share of the cases of long tests, `EXHAUSTIVE=1 pytest` runs every case."""
+"""Two levels of tests: `pytest` leaves out slow cases, `EXHAUSTIVE=1 pytest` runs every case.
+
+Left out are the cases that `slow.txt` lists, those marked `exhaustive`, and some of many alike (`some`,
+`example_count`). The list is of measured durations; these two commands write it again:
+
+    EXHAUSTIVE=1 python -m pytest -q -n 2 --dist loadfile --durations=0 > report.txt
+    python -m tests.levels report.txt
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -12,6 +23,17 @@ T = TypeVar("T")
 EXHAUSTIVE = os.environ.get("EXHAUSTIVE", "") not in ("", "0")
 exhaustive = pytest.mark.skipif(not EXHAUSTIVE, reason="only with EXHAUSTIVE=1")
 """Marks a long test whose subject shorter tests cover."""
+
+SLOW = Path(__file__).with_name("slow.txt")
+SECONDS, ALONE = 1.5, 6.0
+"""A case that takes longer is slow; the quickest case of a test is slow only if it takes longer than `ALONE`."""
+
+ALWAYS = (
+    "tests/codegen/test_golden.py::test_golden[llama-7b]",  # a whole program, line by line
+    "tests/codegen/test_launch.py::test_runs",  # real processes
+    "tests/codegen/test_reduction_program.py::test_torchrun",
+)
+"""Cases that are not slow, however long they take."""
 
 
 def some(cases: Iterable[T], every: int = 3) -> list[T]:
@@ -22,3 +44,21 @@ def some(cases: Iterable[T], every: int = 3) -> list[T]:
 def example_count(count: int, every: int = 3) -> int:
     """The number of random examples: `count` at the exhaustive level, else `count / every`, rounded up."""
     return count if EXHAUSTIVE else -(-count // every)
+
+
+def slow_cases(report: str) -> list[str]:
+    """The slow cases among those whose durations pytest reports, set-up and teardown included."""
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for duration, case in re.findall(r"^([\d.]+)s (?:setup|call|teardown) +(.+?)$", report, re.MULTILINE):
+        cases = seconds[case.partition("[")[0]]
+        cases[case] = cases.get(case, 0.0) + float(duration)
+    return sorted(
+        case
+        for cases in seconds.values()
+        for case, duration in cases.items()
+        if case not in ALWAYS and duration > (ALONE if case == min(cases, key=lambda each: cases[each]) else SECONDS)
+    )
+
+
+if __name__ == "__main__":
+    SLOW.write_text("".join(f"{case}\n" for case in slow_cases(Path(sys.argv[1]).read_text())))

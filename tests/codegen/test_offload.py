@@ -226,8 +226,13 @@ def test_updated_shares_travel_as_weights_are_stored(dtype: str, kept: str, tmp_
     """Of 32-bit shares: in 16 bits where the dtype stores weights so. Prices count those bytes."""
     plan = stored(planned("gpt2", dtype, (4,), 2), "zero-1")
     program, sent = program_of(plan, tmp_path), set[torch.dtype]()
-    gather = program.gather
-    program.gather = lambda x, dim, axis: sent.add(x.dtype) or gather(x, dim, axis)  # type: ignore[func-returns-value]
+    gather = program.all_gather
+
+    def all_gather(whole: Tensor, x: Tensor, **options: Any) -> Any:
+        sent.add(x.dtype)
+        return gather(whole, x, **options)
+
+    program.all_gather = all_gather
     state, batch = state_of(plan), batch_of(plan)
 
     def rank(_: int) -> set[torch.dtype]:
