@@ -19,6 +19,7 @@ from .window_relaxation import price_windows
 
 _NARROWED = 0.5  # share of an interval that is left where it is priced again, not halved
 _CLOSE = 1e-3  # share of the capacity: shorter intervals are not halved
+_UNMOVED = 0.2  # share of the work within which the bound must rise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,12 +34,13 @@ class _Node:
 def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work: float) -> None:
     """Raise the bound of `search` by branching over the largest transient use, and offer solutions.
 
-    `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, or
-    where intervals are too short to be halved.
+    `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, early if
+    the bound does not rise, or where intervals are too short to be halved.
     """
+    before, first = search.bound, search.work + _UNMOVED * (most_work - search.work)
     capacity = circuit.network.capacities[0]
     nodes, short = [_Node(search.bound, Interval(0, capacity))], search.ceiling
-    while nodes and not search.done and search.work < most_work:
+    while nodes and not search.done and search.work < (first if search.bound == before else most_work):
         node = heapq.heappop(nodes)
         if node.bound < search.ceiling:
             try:
