@@ -316,14 +316,18 @@ def bench(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Run a benchmark, and report what it ran on."""
+    """Run a benchmark, and report what it ran on; what is measured is told on standard error as it comes."""
     from .bench import bench as run
     from .bench import text
 
     own = chosen(BenchOptions, options)
     Budget(time_limit=own.get("time_limit"))  # a time limit out of range is refused
-    with words_to_stderr(), progress_shown() as progress:
-        result = run(name, small, tuple(only or ()), progress, output, **own)
+
+    def tell(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    with words_to_stderr():
+        result = run(name, small, tuple(only or ()), tell, output, **own)
     print_either(result, text(result), as_json)
     if result["rows"][-1].get("status") == "interrupted":
         raise typer.Exit(INTERRUPTED)
