@@ -316,7 +316,7 @@ def bench(
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Run a benchmark, and report what it ran on; what is measured is told on standard error as it comes."""
+    """Run a benchmark, and report what it ran on; rows are printed to standard error as they are measured."""
     from .bench import bench as run
     from .bench import text
 

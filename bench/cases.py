@@ -58,7 +58,7 @@ def measured(
     name: Callable[[T], str] = _NAME,
     what: str = "case",
 ) -> list[Row]:
-    """A row for each of the chosen cases, told once it is there; what one leaves behind does not weigh on the next."""
+    """A row for each of the chosen cases, reported as soon as it is measured; garbage is collected after each."""
     rows = []
     for case in each(cases, only, tell, name, what):
         rows.append(measure(case))

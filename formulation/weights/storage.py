@@ -180,13 +180,16 @@ def stored_bytes(
     if not trainable:
         return stored
     gradients: Array = np.where(choice.scattered, choice.updated, choice.numel) * ITEMSIZE[precision.gradients]
-    kept: Array = np.where(choice.offloaded, 0, update_bytes(choice, precision, states))
+    kept: Array = np.where(choice.offloaded, 0, update_bytes(choice, precision, states, weight_versions))
     return stored + gradients + kept + weight_versions * ITEMSIZE[precision.master] * choice.numel
 
 
-def update_bytes(choice: Storage, precision: Precision, states: int) -> Array:
-    """What the optimizer keeps: states, and copies where it updates shards, or in another dtype."""
-    copies = choice.sharded | precision.copied
+def update_bytes(choice: Storage, precision: Precision, states: int, weight_versions: int = 0) -> Array:
+    """What the optimizer keeps: states, and copies where it updates in another dtype.
+
+    Shards are parts of the weights, but copies where they are on the host, or of several versions of the weights.
+    """
+    copies = precision.copied | choice.sharded & (choice.offloaded | (weight_versions > 0))
     size: Array = choice.updated * (states + copies.astype(np.int64)) * ITEMSIZE[precision.master]
     return size
 

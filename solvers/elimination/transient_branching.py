@@ -19,7 +19,7 @@ from .window_relaxation import price_windows
 
 _NARROWED = 0.5  # share of an interval that is left where it is priced again, not halved
 _CLOSE = 1e-3  # share of the capacity: shorter intervals are not halved
-_UNMOVED = 0.2  # share of the work within which the bound must rise
+_UNMOVED = 0.2  # share of the work, after which branching ends if neither the bound nor the incumbent is better
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,13 +34,15 @@ class _Node:
 def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work: float) -> None:
     """Raise the bound of `search` by branching over the largest transient use, and offer solutions.
 
-    `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, early if
-    the bound does not rise, or where intervals are too short to be halved.
+    `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, after a
+    fifth of what is left of that if nothing came of it, or where intervals are too short to be halved.
     """
-    before, first = search.bound, search.work + _UNMOVED * (most_work - search.work)
+    before, first = (search.bound, search.objective), search.work + _UNMOVED * (most_work - search.work)
     capacity = circuit.network.capacities[0]
     nodes, short = [_Node(search.bound, Interval(0, capacity))], search.ceiling
-    while nodes and not search.done and search.work < (first if search.bound == before else most_work):
+    while nodes and not search.done:
+        if search.work >= (first if (search.bound, search.objective) == before else most_work):
+            break
         node = heapq.heappop(nodes)
         if node.bound < search.ceiling:
             try:
