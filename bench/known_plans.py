@@ -13,11 +13,12 @@ from ..codegen.plan.choice import Choice
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.search_space import SearchSpace
-from ..formulation.strategies.strategy import row_names, rows
+from ..formulation.strategies.named_rows import named_row
+from ..formulation.strategies.strategy import row_names
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
 from ..model.graph.atoms import atoms
-from ..model.graph.layout import B, R, S
+from ..model.graph.layout import B, S
 from ..model.graph.pcg import PCG, SOURCES
 from ..model.machine.machine import Machine
 from ..model.operators.operator import operator
@@ -100,13 +101,10 @@ def _batch_rows(graph: PCG) -> Iterator[tuple[str, str]]:
         samples = [i for i in node.inputs if known[i].batch]
         if node.op in SOURCES or operator(node.op).view or not samples:
             continue
-        for name, row in zip(row_names(graph, index), rows(graph, index), strict=True):
-            wanted = [{S(a) for a in known[i].batch} or {R, B} for i in node.inputs]
-            if all(letter in allowed for letter, allowed in zip(row.inputs, wanted, strict=True)):
-                yield node.name, name
-                break
-        else:
+        row = named_row(graph, index, "batch")
+        if row is None:
             raise PartitaError(f"{node.name!r} ({node.op}) cannot split the batch")
+        yield node.name, row
 
 
 def _stored(graph: PCG, index: int, ranks: int, weights: str, planned: Choice) -> Choice:

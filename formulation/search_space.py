@@ -74,7 +74,8 @@ class SearchSpace:
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
     without, whatever the other options say. `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
-    far as `saturation` goes. `fix` holds (node, strategy) pairs. Without `bundles` no branches run side by side.
+    far as `saturation` goes. `fix` holds pairs of a name, or a pattern, and rows (`strategies/named_rows.py`). Without
+    `bundles` no branches run side by side.
     PartitaError: a value out of range, an unknown name, or options that contradict each other.
     """
 
@@ -97,7 +98,7 @@ class SearchSpace:
         default=(),
         metadata=option(
             list[str],
-            "Fix a node's strategy, one row per mesh axis; repeatable.",
+            "Fix the strategy of an operator, or of all that a pattern matches: layers.*.up=batch,column; repeatable.",
             metavar="NAME=ROW",
             parse=parse_fix,
             default=None,

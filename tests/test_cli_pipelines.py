@@ -81,7 +81,7 @@ VIRTUAL = "2 pipeline stages of 4 chunks each are 8 virtual stages: the model ca
         ("--stages 2 --mesh 4", "--mesh 4 has 4 ranks in each of 2 stages, the machine has 4 devices"),
         ("--stages 2 --mapping unity-2d", "--mapping is for plans without a pipeline; leave out --stages 2"),
         ("--stages 2 --save-network net.json", "--save-network is for plans without a pipeline; leave out --stages 2"),
-        ("--stages 2 --fix nobody=b", "no node is named 'nobody'"),
+        ("--stages 2 --fix nobody=b", "--fix nobody: no operator has such a name"),
         ("--workers 0", "--workers 0: a whole number from 1 to 1024 is needed"),
         ("--workers -1", "--workers -1: a whole number from 1 to 1024 is needed"),
     ],

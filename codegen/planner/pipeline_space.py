@@ -19,8 +19,7 @@ from .confirmed_plan import step_ns
 def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace | None:
     """The configurations to search, plans without a pipeline included; None where there are only these.
 
-    PartitaError: more stages than the model can be cut into; a schedule that admits no number of micro-batches;
-    strategies fixed for a node that the model does not have.
+    PartitaError: more stages than the model can be cut into; a schedule that admits no number of micro-batches.
     """
     graph, machine = problem.pcg, problem.machine
     chunks = space.chunks
@@ -29,9 +28,6 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
             raise PartitaError("--chunks needs a pipeline: add --stages N")
         return None
     found = _rows(problem, space, _cuts(graph))
-    unknown = [name for name, _ in space.fix if name not in {node.name for node in graph.nodes}]
-    if unknown:
-        raise PartitaError(f"no node is named {unknown[0]!r}")
     sizes = atom_sizes(graph, problem.batch, (1,))
     inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}

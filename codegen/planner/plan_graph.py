@@ -39,7 +39,7 @@ def plan_graph(
     context = context or Context()
     if len(space.schedules) > 1 and not looked_at(graph, space):
         space = replace(space, schedule="auto", chunks=1)
-    tried = variants(training, space)
+    tried = variants(graph, training, space)
     fits: set[str] = set()  # dtypes with plans that need nothing on the host: other schedules do not either
 
     def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 from ...formulation.rewriting.rules import rule_sets
 from ...formulation.search_space import SearchSpace
+from ...formulation.strategies.named_rows import exact_fixes
 from ...model.errors import NoPlanError, PartitaError
+from ...model.graph.pcg import PCG
 from ...model.training import Training
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
@@ -35,9 +37,12 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 """Plans a variant, given seconds and a cutoff in ns. NoPlanError: no plan beats the cutoff."""
 
 
-def variants(training: Training, space: SearchSpace) -> list[Variant]:
-    """Every dtype of the training with every schedule of the space, and these with every set of its rules."""
-    sets = rule_sets(space.rules)
+def variants(graph: PCG, training: Training, space: SearchSpace) -> list[Variant]:
+    """Every dtype of the training with every schedule of the space, and these with every set of its rules.
+
+    What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes`.
+    """
+    sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix))
     return [
         Variant(one, replace(other, rules=rules), space.schedules, len(sets) > 1)
         for one in training.each_dtype()
