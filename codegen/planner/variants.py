@@ -42,7 +42,7 @@ def variants(graph: PCG, training: Training, space: SearchSpace) -> list[Variant
 
     What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes`.
     """
-    sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix))
+    sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix, bool(space.rules)))
     return [
         Variant(one, replace(other, rules=rules), space.schedules, len(sets) > 1)
         for one in training.each_dtype()

@@ -27,10 +27,11 @@ from .tensor_classes import classes
 NAMED = ("batch", "sequence", "heads", "column", "row")
 
 
-def exact_fixes(graph: PCG, fixes: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def exact_fixes(graph: PCG, fixes: Iterable[tuple[str, str]], rewritten: bool = False) -> tuple[tuple[str, str], ...]:
     """Pairs of an operator's name and its own rows, in place of patterns and named rows.
 
-    PartitaError: a name that no operator has, rows that it does not have, a pattern of which no operator has the rows.
+    If graphs are `rewritten`, a name may be of an operator that only these have. PartitaError: a name that no operator
+    has, rows that it does not have, a pattern of which no operator has the rows.
     """
     exact, by_pattern = dict[str, str](), dict[str, str]()
     operators = {n.name: i for i, n in enumerate(graph.nodes) if n.op not in SOURCES}
@@ -38,8 +39,10 @@ def exact_fixes(graph: PCG, fixes: Iterable[tuple[str, str]]) -> tuple[tuple[str
         wanted = [part.strip() for part in text.split(",")]
         if name in operators:
             exact[name] = ",".join(_exact(graph, operators[name], wanted))
-            continue
-        by_pattern |= _matching(graph, operators, name, wanted)
+        elif rewritten and not set(name) & set("*?["):
+            exact[name] = text
+        else:
+            by_pattern |= _matching(graph, operators, name, wanted)
     return tuple((by_pattern | exact).items())
 
 

@@ -116,7 +116,7 @@ def test_each_option_by_hand(dtype: str, optimizer: str) -> None:
     seen = 0
     for o in np.flatnonzero(options.space.has(options.codes, B).all(axis=1) & ~options.regather):
         sharded, scattered, offloaded = (bool(flag[o]) for flag in options.flags[:3])
-        updated, kept = (n // g if sharded else n), states + (sharded or form.parameters != form.master)
+        updated, kept = (n // g if sharded else n), states + ((sharded and offloaded) or form.parameters != form.master)
         held = n * weight + (updated if scattered else n) * gradient + (not offloaded) * updated * kept * master
         if not sharded:
             sums, every = message("all_reduce", gradient), 0.0
@@ -134,7 +134,7 @@ def test_each_option_by_hand(dtype: str, optimizer: str) -> None:
             ns += streamed(2 * updated * kept * master, device.host_bandwidth)
         assert (found.network.variables[variable].cost[o], found.network.variables[variable].use[o, 0]) == (ns, held)
         seen += 1
-    assert seen >= 4
+    assert seen >= 3 + bool(states or form.copied)  # else nothing could be on the host
 
 
 @pytest.mark.parametrize("dtype", [name for name in PRECISIONS if name != "float64"])
