@@ -47,7 +47,7 @@ def exact_fixes(graph: PCG, fixes: Iterable[tuple[str, str]], rewritten: bool = 
 
 
 def named_row(graph: PCG, node: int, name: str) -> str | None:
-    """The row of an operator that a name in `NAMED` means, as `row_names` calls it; None if it has none such."""
+    """The operator's own name (`row_names`) of a row in `NAMED`; None if it has none, or several for `sequence`."""
     found = [
         own
         for own, row in zip(row_names(graph, node), rows(graph, node), strict=True)
@@ -78,9 +78,14 @@ def _is(graph: PCG, node: int, row: Row, name: str) -> bool:
     return other_dim and any(weights) and not any(split_weights)
 
 
+def _own_names(graph: PCG, node: int, wanted: Sequence[str]) -> list[str | None]:
+    """The names in `NAMED` as the node's own rows, None where it has none such; other names unchanged."""
+    return [named_row(graph, node, name) if name in NAMED else name for name in wanted]
+
+
 def _exact(graph: PCG, node: int, wanted: Sequence[str]) -> list[str]:
     """The rows of a node by their own names; PartitaError where it has none that is meant."""
-    found = [named_row(graph, node, name) if name in NAMED else name for name in wanted]
+    found = _own_names(graph, node, wanted)
     for name, row in zip(wanted, found, strict=True):
         if row is None:
             has = ", ".join(row_names(graph, node))
@@ -96,7 +101,7 @@ def _matching(graph: PCG, operators: Mapping[str, int], pattern: str, wanted: Se
     twins, fixed = classes(graph).twin, dict[str, str]()
     for name in matched:
         node = operators[name]
-        found = [named_row(graph, node, each) if each in NAMED else each for each in wanted]
+        found = _own_names(graph, node, wanted)
         if node not in twins and set(found) <= set(row_names(graph, node)):
             fixed[name] = ",".join(map(str, found))
     if not fixed:
