@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
 from .codegen.report.terminal import print_either, print_json, progress_shown, words_to_stderr
+from .formulation.parallelism import Parallelism
 from .formulation.rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .formulation.search_space import SearchSpace
 from .model.errors import NoPlanError, PartitaError
@@ -56,7 +57,7 @@ class PlanCommand(TyperCommand):
         return list(super().parse_args(ctx, given))
 
 
-@with_options(MachineChoice, Training, SearchSpace, SaturationLimits, Budget, Files)
+@with_options(MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget, Files)
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
@@ -95,7 +96,12 @@ def plan(
     saturation = SaturationLimits(**chosen(SaturationLimits, options))
     if saturation != DEFAULT_LIMITS and not (rules or rewritten):
         raise PartitaError("--rewrite-rounds, -nodes and -alpha limit rewriting; give --rewrite or --rules too")
-    space = SearchSpace(**chosen(SearchSpace, options), rules=rules_for(rules or rewritten), saturation=saturation)
+    space = SearchSpace(
+        **chosen(SearchSpace, options),
+        parallelism=Parallelism(**chosen(Parallelism, options)),
+        rules=rules_for(rules or rewritten),
+        saturation=saturation,
+    )
     files = Files(**chosen(Files, options))
     budget = Budget(**chosen(Budget, options), store=store_in("none" if files.no_cache else files.cache))
     output = files.output

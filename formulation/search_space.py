@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
+from .parallelism import ANY_PARALLELISM, Parallelism
 from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
@@ -34,6 +35,11 @@ def parse_mesh(text: str) -> tuple[int, ...]:
 
 def parse_joint(text: str) -> tuple[str, ...]:
     """Names among `JOINT`: placement,reductions."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names joined by commas."""
     return tuple(name.strip() for name in text.split(","))
 
 
@@ -107,7 +113,14 @@ class SearchSpace:
     micro_batches: int | None = field(default=None, metadata=option(int, "Number of micro-batches."))
     stages: int | None = field(
         default=None,
-        metadata=option(str, "Pipeline stages: a number or auto (1: no pipeline).", parse=parse_stages, default="auto"),
+        metadata=option(
+            str,
+            "Pipeline stages: a number or auto (1: no pipeline).",
+            "--stages",
+            "--pp",
+            parse=parse_stages,
+            default="auto",
+        ),
     )
     schedule: str = field(
         default="auto", metadata=option(str, f"Pipeline schedule: auto, all, {', '.join(schedule_names())}.")
@@ -141,6 +154,17 @@ class SearchSpace:
             default=None,
         ),
     )
+    stages_at: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            str,
+            "Where stages after the first begin: modules or operators, layers.8,layers.16,norm.",
+            metavar="NAMES",
+            parse=parse_names,
+            default=None,
+        ),
+    )
+    parallelism: Parallelism = ANY_PARALLELISM
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits = DEFAULT_LIMITS
     bundles: bool = True
@@ -155,6 +179,13 @@ class SearchSpace:
             raise PartitaError(f"--mesh {times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
+        if self.parallelism.fixes_axes and (self.mesh is not None or self.mapping is not None or self.joint):
+            raise PartitaError(f"{self.parallelism} fixes the axes; leave out --mesh, --mapping and --joint")
+        if self.stages_at and self.stages != len(self.stages_at) + 1:
+            raise PartitaError(
+                f"--stages-at {','.join(self.stages_at)} begins {len(self.stages_at) + 1} stages: "
+                f"add --stages {len(self.stages_at) + 1}"
+            )
         self._check_joint()
         if self.compile:
             self._check_compiled()
@@ -206,7 +237,7 @@ class SearchSpace:
     @property
     def fixes_axes(self) -> bool:
         """True if the mesh's axes are given."""
-        return self.mesh is not None or self.mapping is not None
+        return self.mesh is not None or self.mapping is not None or self.parallelism.fixes_axes
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:
@@ -220,15 +251,30 @@ class SearchSpace:
 
     def counts(self, batch: int) -> tuple[int, ...]:
         """The numbers of micro-batches of a batch; PartitaError if the one that is fixed does not divide it."""
+        given = self.parallelism.count(batch)
+        if given is not None:
+            if self.micro_batches not in (None, given):
+                raise PartitaError(
+                    f"--micro-batches {self.micro_batches}, but {self.parallelism} cuts a batch of {batch} into {given}"
+                )
+            return (given,)
         if self.micro_batches is None:
             return tuple(count for count in range(1, batch + 1) if batch % count == 0)
         if batch % self.micro_batches:
             raise PartitaError(f"--batch {batch} does not divide into --micro-batches {self.micro_batches}")
         return (self.micro_batches,)
 
+    def sizes(self, devices: int) -> tuple[int, ...] | None:
+        """Sizes of the axes on the `devices` of a stage; None if they are free. PartitaError: they do not fit."""
+        return self.parallelism.sizes(devices) if self.parallelism.fixes_axes else self.mesh
+
     def check_devices(self, devices: int) -> None:
         """PartitaError unless the mesh, in every stage, has as many ranks as the machine has devices."""
         stages = self.stages or 1
+        if self.parallelism.fixes_axes:
+            if devices % stages:
+                raise PartitaError(f"{devices} devices do not divide into {stages} stages")
+            self.sizes(devices // stages)
         if self.mesh is not None and math.prod(self.mesh) * stages != devices:
             each = f" in each of {stages} stages" if stages > 1 else ""
             raise PartitaError(

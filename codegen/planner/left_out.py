@@ -9,6 +9,7 @@ from math import prod
 
 from ...formulation.bundles.branch_selection import leaves_out
 from ...formulation.encoding.recomputable_segments import recomputable_segments
+from ...formulation.parallelism import ANY_PARALLELISM
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
@@ -28,6 +29,8 @@ def fixed(space: SearchSpace) -> list[str]:
     phrases = {
         f"mesh {times(space.mesh or ())}": space.mesh is not None,
         f"mapping {space.mapping}": space.mapping is not None,
+        str(space.parallelism): space.parallelism != ANY_PARALLELISM,
+        f"stages at {', '.join(space.stages_at)}": bool(space.stages_at),
         f"{space.stages} stages": space.stages is not None and space.stages > 1,
         f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
         f"recomputation {space.recompute}": space.recompute != "auto",

@@ -4,11 +4,11 @@ import math
 
 from ...formulation.pipeline.configuration import rows
 from ...formulation.pipeline.schedule import schedule_named
-from ...formulation.placement.placement import Placement, Row, distinct, placements, reordered
+from ...formulation.placement.placement import Placement, Row, distinct, innermost_last, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
-from ...model.graph.stages import boundaries
+from ...model.graph.stages import boundaries, boundaries_at
 from ...model.machine.machine import Machine, stage_machine
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ...solvers.search.result import ConfigurationSpace
@@ -23,13 +23,16 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     """
     graph, machine = problem.pcg, problem.machine
     chunks = space.chunks
+    boundaries_at(graph, space.stages_at)
     if not looked_at(graph, space):
         if chunks > 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
         return None
     found = _rows(problem, space, _cuts(graph))
     sizes = atom_sizes(graph, problem.batch, (1,))
-    inner = {row: reordered(_inner(machine, row, space.mesh), sizes) for row in found}
+    ordered = not space.parallelism.fixes_axes
+    inner = {row: _inner(machine, row, space) for row in found}
+    inner = {row: reordered(places, sizes) if ordered else places for row, places in inner.items()}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
     return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
 
@@ -50,7 +53,7 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
     """The pipeline's factors on the levels for which the schedule runs and the model can be cut."""
     chunks, schedule, counts = space.chunks, schedule_named(space.schedule), problem.micro_batches
     needed = space.stages is not None or chunks > 1
-    every = divisions(problem.machine, space.stages)
+    every = divisions(problem.machine, space)
     found = [row for row in every if math.prod(row) * chunks <= cuts]
     if not found and needed:
         raise PartitaError(_too_many(min(map(math.prod, every), default=1), chunks, cuts))
@@ -81,9 +84,15 @@ def _too_many(stages: int, chunks: int, cuts: int) -> str:
     return f"{parts}: the model can be cut into at most {cuts}"
 
 
-def divisions(machine: Machine, stages: int | None) -> list[Row]:
-    """The rows of a pipeline with this number of stages (None: any) on a machine. PartitaError: there are none."""
+def divisions(machine: Machine, space: SearchSpace) -> list[Row]:
+    """The rows of a pipeline with this number of stages (None: any) on a machine. PartitaError: there are none.
+
+    With sizes of parallelism stages lie outermost, where transfers cost least.
+    """
+    stages = space.stages
     found = list(rows(machine.hierarchy, stages))
+    if space.parallelism.fixes_axes:
+        found = [max(found)] if stages is not None and found else found
     if stages is not None and not found:
         known = sorted({math.prod(row) for row in rows(machine.hierarchy)})
         levels, others = "x".join(map(str, machine.hierarchy)), ", ".join(map(str, known))
@@ -91,10 +100,15 @@ def divisions(machine: Machine, stages: int | None) -> list[Row]:
     return found
 
 
-def inside(machine: Machine, stages: int, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
+def inside(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
     """The meshes that a stage may have, on any row of the pipeline."""
-    return tuple(dict.fromkeys(p for row in divisions(machine, stages) for p in _inner(machine, row, mesh)))
+    return tuple(dict.fromkeys(p for row in divisions(machine, space) for p in _inner(machine, row, space)))
 
 
-def _inner(machine: Machine, row: Row, mesh: tuple[int, ...] | None) -> tuple[Placement, ...]:
-    return distinct(placements(stage_machine(machine, row).hierarchy, mesh=mesh))
+def _inner(machine: Machine, row: Row, space: SearchSpace) -> tuple[Placement, ...]:
+    """The meshes of a stage; with sizes of parallelism the one with tensor ranks innermost."""
+    hierarchy = stage_machine(machine, row).hierarchy
+    sizes = space.sizes(math.prod(hierarchy))
+    if space.parallelism.fixes_axes and sizes is not None:
+        return (innermost_last(hierarchy, sizes),)
+    return distinct(placements(hierarchy, mesh=sizes))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...formulation.network.network_file import network_json
 from ...formulation.placement.mappings import mapped, without_ones
-from ...formulation.placement.placement import Placement, distinct, placements, reordered
+from ...formulation.placement.placement import Placement, distinct, innermost_last, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
@@ -49,7 +49,7 @@ def problem_of(
     most_work = math.inf if space.fixes_axes else MOST_WORK
     plain = plain if graph.alternatives else None
     applied = replace(space, rules=())  # the graph is rewritten; workers need no rules
-    orders = space.mapping is None
+    orders = space.mapping is None and not space.parallelism.fixes_axes
     return PlanningProblem(
         graph, machine, training, places, counts, applied, most_work=most_work, plain=plain, orders=orders
     )
@@ -59,7 +59,9 @@ def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
     if space.mapping is not None:
         places: tuple[Placement, ...] = (without_ones(mapped(space.mapping, machine.hierarchy)),)
     elif space.stages is not None and space.stages > 1:
-        places = inside(machine, space.stages, space.mesh)
+        places = inside(machine, space)
+    elif space.parallelism.fixes_axes:
+        places = (innermost_last(machine.hierarchy, space.parallelism.sizes(machine.devices)),)
     else:
         places = distinct(placements(machine.hierarchy, mesh=space.mesh))
     counts = {strategy.count(",") + 1 for _, strategy in space.fix if "," in strategy}

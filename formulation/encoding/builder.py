@@ -114,6 +114,7 @@ class NetworkBuilder:
             self.precision,
             self.options.space.fixed,
             self.options.spread_tables,
+            parallelism=self.options.space.parallelism,
             memo=found.options,
             numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
         )

@@ -82,6 +82,27 @@ def placements(
     return tuple(of_rows(rows) for count in counts for rows in _canonical(levels, count, levels))
 
 
+def innermost_last(hierarchy: Sequence[int], mesh: Sequence[int]) -> Placement:
+    """The placement that gives each axis the innermost units that the axes after it leave: tensor ranks in a node.
+
+    PartitaError: an axis that no whole number of units makes up.
+    """
+    left, found = list(hierarchy), list[Row]()
+    for size in reversed(tuple(mesh)):
+        row = [1] * len(left)
+        rest = size
+        for level in reversed(range(len(left))):
+            row[level] = math.gcd(left[level], rest)
+            left[level] //= row[level]
+            rest //= row[level]
+            if rest > 1 and left[level] > 1:
+                raise PartitaError(f"an axis of {size} does not divide the levels {times(tuple(hierarchy))} evenly")
+        if rest > 1:
+            raise PartitaError(f"mesh {times(tuple(mesh))} does not fit the levels {times(tuple(hierarchy))}")
+        found.append(tuple(row))
+    return of_rows(reversed(found))
+
+
 def arrangements(hierarchy: Sequence[int], axes: Sequence[int]) -> tuple[Placement, ...]:
     """Every parallelism matrix of these axes, in their order, on the hierarchy; axes of size 1 are allowed.
 

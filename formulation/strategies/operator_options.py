@@ -19,12 +19,14 @@ from ...model.graph.pcg import PCG
 from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ...model.operators.operator import operator
+from ..parallelism import ANY_PARALLELISM, Parallelism, Role
 from ..special import Situation, special_strategy
 from ..special.heuristic_spread import heuristic_spread
 from ..special.table_spread import TableSpreader
 from .fusion import fused_operands
 from .mesh_node import MeshNode
 from .option_costs import LOSS_TRANSIENTS, OptionCosts
+from .role_rows import allowed_rows
 from .row import Row
 from .special_options import SpecialRows
 from .strategy import row_names, rows
@@ -163,8 +165,9 @@ class GraphOptions:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
     Graphs of one batch may share `memo`, and stages of one graph `numbers_of_whole`, numbers by its indices. `fixed`
-    names strategies of nodes: one row per mesh axis, see `row_names`. Looking up a node raises PartitaError if a name
-    is not one of its rows, or if it has no legal option.
+    names strategies of nodes: one row per mesh axis, see `row_names`. Other nodes take the rows that `parallelism`
+    allows on each axis. Looking up a node raises PartitaError if a name is not one of its rows, or if it has no legal
+    option.
     """
 
     def __init__(
@@ -176,12 +179,14 @@ class GraphOptions:
         fixed: Mapping[str, tuple[str, ...]],
         spread_tables: TableSpreader = heuristic_spread,
         *,
+        parallelism: Parallelism = ANY_PARALLELISM,
         memo: OptionsMemo,
         numbers_of_whole: dict[int, int],
     ) -> None:
         self.pcg, self.transitions, self.roofline, self.precision = pcg, transitions, roofline, precision
         self.fixed, self.spread_tables, self.memo, self.numbers_of_whole = fixed, spread_tables, memo, numbers_of_whole
         self.fused = fused_operands(pcg) if roofline.compiled else {}
+        self.parallelism, self.roles = parallelism, parallelism.roles(transitions.axes)
         self.numbers: dict[int, int] = {}
 
     @property
@@ -215,16 +220,35 @@ class GraphOptions:
             node.op, attributes, node.shape, node.dtype, node.gradient, known[index], given, fused,
             tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
+        allowed = None if given is not None else self._allowed(index)
+        if allowed is not None:
+            key = (*key, allowed.tobytes())
         if key not in self.memo.numbers:
             args = self.pcg, index, self.transitions, self.roofline, self.precision, self.spread_tables
             found = operator_options(*args, every=given is not None, fused=fused)
             if given is not None:
                 found = self._restrict(index, found, given)
+            if allowed is not None and len(found):
+                found = self._by_roles(index, found, allowed)
             if not len(found):
                 raise PartitaError(f"{node.op} {node.name!r} has no legal strategy on mesh {self.axes}")
             self.memo.numbers[key] = len(self.memo.options)
             self.memo.options.append(found)
         return self.memo.numbers[key]
+
+    def _allowed(self, index: int) -> npt.NDArray[np.bool_] | None:
+        """[axes, rows]: the rows that an axis of each role may take; None if no axis has a role."""
+        if all(role is Role.FREE for role in self.roles):
+            return None
+        by_positions = self.parallelism.sequence_parallel
+        return np.array([allowed_rows(self.pcg, index, role, by_positions) for role in self.roles])
+
+    def _by_roles(self, index: int, found: OperatorOptions, allowed: npt.NDArray[np.bool_]) -> OperatorOptions:
+        keep = np.logical_and.reduce([allowed[axis, found.choice[:, axis]] for axis in range(len(self.axes))])
+        if not keep.any():
+            node = self.pcg.nodes[index]
+            raise PartitaError(f"{node.op} {node.name!r} cannot be divided as {self.parallelism} wants it")
+        return found.only(keep)
 
     def _restrict(self, index: int, found: OperatorOptions, given: tuple[str, ...]) -> OperatorOptions:
         names = row_names(self.pcg, index)

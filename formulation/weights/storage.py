@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.layout import B, P, R
+from ...model.graph.layout import B, P, R, S
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
+from ..parallelism import ZERO, Parallelism, Role
 from ..pipeline.stage_transfers import exchanged_bytes
 from ..reduction.optimal import cheapest_programs
 from ..special.table_spread import TableSpread
@@ -145,6 +146,36 @@ def storage(
     codes = np.concatenate([part for part, _ in parts])
     sharded, scattered, offloaded, regather = np.concatenate([np.tile(flags, (len(c), 1)) for c, flags in parts]).T
     return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads=spreads)
+
+
+def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
+    """The options to `keep` that a stage of ZeRO admits; of small weights, or where ranks would be empty, the nearest to it.
+
+    The axes are those whose ranks share samples or positions. ZeRO-3 stores a weight in shards over the `SHARD` ranks
+    if there are some, and gathers it again for backward (Rajbhandari et al., 2020, section 5.3).
+    """
+    if parallelism.zero is None:
+        return keep
+    letters = choice.space.letters[choice.codes]
+    roles = parallelism.roles(choice.space.axes)
+    shares = Role.SHARD if Role.SHARD in roles else Role.DATA
+    for axis, role in enumerate(roles):
+        if role in (Role.FREE, Role.TENSOR):
+            continue
+        is_split = letters[:, axis] >= S(0)
+        if parallelism.zero == ZERO[-1] and role in (shares, Role.CONTEXT, Role.EXPERT):
+            keep = _preferred(keep, is_split)
+        elif role is not Role.EXPERT:
+            keep = _preferred(keep, ~is_split)
+    wanted = {0: (~choice.sharded,), 1: (~choice.scattered, choice.sharded), 2: (choice.sharded, choice.scattered)}
+    for flag in wanted.get(parallelism.zero, (choice.regather,)):
+        keep = _preferred(keep, flag)
+    return keep
+
+
+def _preferred(keep: Flags, wanted: Flags) -> Flags:
+    both: Flags = keep & wanted
+    return both if both.any() else keep
 
 
 def worthwhile(choice: Storage, cost: Array, use: Array) -> Flags:

@@ -12,12 +12,13 @@ its layers has boundaries only before and after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, takewhile
 from typing import TypeAlias
 
+from ..errors import PartitaError
 from ..operators.operator import operator
 from .buffer_updates import updated
 from .dtypes import FLOATS
@@ -52,6 +53,19 @@ class Boundary:
 def boundaries(pcg: PCG) -> tuple[Boundary, ...]:
     """The places where a graph can be cut, in order, including its start and its end, which nothing crosses."""
     return _boundaries(origin(pcg))  # the same at any batch
+
+
+def boundaries_at(pcg: PCG, names: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of the boundaries at which these modules or operators begin; PartitaError: no boundary is there."""
+    begins = {pcg.nodes[b.position].name: number for number, b in enumerate(boundaries(pcg)[:-1]) if number}
+    found: list[int] = []
+    for name in names:
+        numbers = [n for begin, n in begins.items() if begin == name or begin.startswith(f"{name}.")]
+        if not numbers or (found and numbers[0] <= found[-1]):
+            at = " after the stage before it" if numbers else ""
+            raise PartitaError(f"no stage can begin at {name!r}{at}; stages can begin at {', '.join(begins)}")
+        found.append(numbers[0])
+    return tuple(found)
 
 
 def needed(pcg: PCG, results: tuple[int, ...], received: Set[int] = frozenset()) -> set[int]:

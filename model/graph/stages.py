@@ -14,13 +14,13 @@ from functools import lru_cache
 from itertools import pairwise
 
 from .atoms import Atoms, atoms
-from .boundaries import MAX_CROSSING, Boundary, boundaries, needed, stage_local
+from .boundaries import MAX_CROSSING, Boundary, boundaries, boundaries_at, needed, stage_local
 from .origin import origin
 from .pcg import PCG, SOURCES, Attribute, Node
 from .segments import LIST_INDEX, elements_of_layer
 from .verification import verify
 
-__all__ = ["MAX_CROSSING", "Boundary", "Stage", "boundaries", "stage", "stage_kind"]
+__all__ = ["MAX_CROSSING", "Boundary", "Stage", "boundaries", "boundaries_at", "stage", "stage_kind"]
 
 
 @dataclass(frozen=True)

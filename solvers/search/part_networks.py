@@ -119,8 +119,12 @@ class PartNetworks:
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
-        """[n, n]: every proper part, or the whole alone if there is one stage."""
-        count = self.pipeline.count
+        """[n, n]: every proper part, or the whole alone if there is one stage; only those between fixed cuts."""
+        count, cuts = self.pipeline.count, self.pipeline.cuts
+        if cuts:
+            found = np.zeros((count, count), dtype=np.bool_)
+            found[list(cuts[:-1]), list(cuts[1:])] = True
+            return found
         found = np.triu(np.ones((count, count), dtype=np.bool_), 1)
         found[0, -1] = False
         return found if self.configuration.devices > 1 else np.triu(~found, count - 1)

@@ -17,7 +17,7 @@ from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
-from ...model.graph.stages import boundaries, stage, stage_kind
+from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
@@ -43,6 +43,12 @@ class PipelineProblem:
     def count(self) -> int:
         """Number of boundaries, both ends included."""
         return len(boundaries(self.problem.pcg))
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Where the stages are fixed, their boundaries and both ends; else none."""
+        at = boundaries_at(self.problem.pcg, self.problem.space.stages_at)
+        return (0, *at, self.count - 1) if at else ()
 
     @cached_property
     def _segments(self) -> tuple[PCG, ...]:

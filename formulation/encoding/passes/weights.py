@@ -22,6 +22,7 @@ from ...weights.storage import (
     per_step_ns,
     scatter_ns,
     storage,
+    stored_as,
     stored_bytes,
     worthwhile,
 )
@@ -130,6 +131,7 @@ class Weights(EncodingPass):
             keep &= found.codes == found.space.code(layout)
         if not keep.any():
             raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {layout}")
+        keep = stored_as(found, keep, self.builder.options.space.parallelism)
         return found if keep.all() else found.only(keep)
 
     def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:

@@ -1,0 +1,131 @@
+"""Which rows an operator may take on a mesh axis that has a role, and how weights may be stored there.
+
+A row is judged by the graph-wide dimensions that it splits (`model.graph.atoms.dimensions`): samples, positions, or
+what weights have, such as heads and channels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ...model.graph.atoms import atoms, dimensions
+from ...model.graph.boundaries import boundaries
+from ...model.graph.dtypes import FLOATS
+from ...model.graph.layout import atom_of, is_split
+from ...model.graph.origin import origin
+from ...model.graph.pcg import PCG
+from ..parallelism import Role
+from .row import Row
+from .strategy import rows
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionKinds:
+    """Numbers of the graph-wide dimensions that count samples, positions in them, and what matrices have.
+
+    `residual`: of those of matrices the ones that pass from layer to layer.
+    """
+
+    samples: frozenset[int]
+    positions: frozenset[int]
+    weights: frozenset[int]
+    residual: frozenset[int]
+
+
+@lru_cache(maxsize=64)
+def dimension_kinds(graph: PCG) -> DimensionKinds:
+    """Positions are the other dims of token ids, and those that neither count samples nor belong to a matrix."""
+    at = origin(graph)
+    if at is not graph:
+        return dimension_kinds(at)
+    if graph.part is not None:
+        return dimension_kinds(graph.part[0])
+    known, numbered = atoms(graph), dimensions(graph)
+    samples = {numbered[i][a] for i, of in enumerate(known) for a in of.batch}
+    every = {number for own in numbered for number in own}
+    tokens = {
+        number
+        for node, own in zip(graph.nodes, numbered, strict=True)
+        if node.op == "input" and node.dtype not in FLOATS
+        for number in own
+    }
+    weights = {
+        number
+        for node, own in zip(graph.nodes, numbered, strict=True)
+        if node.op == "parameter" and len(node.shape) > 1
+        for number in own
+    }
+    vectors = {
+        number for node, own in zip(graph.nodes, numbered, strict=True) if node.op == "parameter" for number in own
+    }
+    positions = (tokens | (every - vectors)) - samples
+    weights -= positions | samples
+    crossing = {number for boundary in boundaries(graph) for i in boundary.crossing for number in numbered[i]}
+    return DimensionKinds(*map(frozenset, (samples, positions, weights, weights & crossing)))
+
+
+def allowed_rows(graph: PCG, node: int, role: Role, sequence_parallel: bool | None) -> Flags:
+    """[rows]: those that an axis of this role may take; for matrices on tensor axes only those that split them.
+
+    All False if the operator has no such row.
+    """
+    every = rows(graph, node)
+    if role is Role.FREE:
+        return np.ones(len(every), dtype=np.bool_)
+    judge = _Judge(graph, node, sequence_parallel is not False)
+    fits = np.array([judge.fits(row, role) for row in every], dtype=np.bool_)
+    preferred = fits & np.array([judge.prefers(row, role) for row in every], dtype=np.bool_)
+    return preferred if preferred.any() else fits
+
+
+class _Judge:
+    def __init__(self, graph: PCG, node: int, by_positions: bool) -> None:
+        self.kinds, self.by_positions = dimension_kinds(graph), by_positions
+        numbered, this = dimensions(graph), graph.nodes[node]
+        self.operands = [numbered[i] for i in (*this.inputs, node)]
+        self.weight = [graph.nodes[i].op == "parameter" for i in this.inputs] + [False]
+        self.is_attention = this.op == "attention"
+        matrix = [graph.nodes[i].op == "parameter" and len(graph.nodes[i].shape) > 1 for i in this.inputs]
+        self.has_matrix = any(matrix)
+
+    def split(self, row: Row) -> list[int | None]:
+        """Of every operand, the last being the output, the dimension that is split."""
+        letters = (*row.inputs, row.output)
+        return [own[atom_of(x)] if is_split(x) else None for own, x in zip(self.operands, letters, strict=True)]
+
+    def fits(self, row: Row, role: Role) -> bool:
+        split = self.split(row)
+        found = {number for number in split if number is not None}
+        if role is Role.TENSOR:
+            passed = {number for number, weight in zip(split, self.weight, strict=True) if not weight}
+            excluded = found & self.kinds.samples or passed & self.kinds.residual
+            return not excluded and (self.by_positions or not found & self.kinds.positions)
+        if role is Role.EXPERT and self.splits_experts(split):
+            return True
+        kind = self.kinds.positions if role is Role.CONTEXT else self.kinds.samples
+        return found <= kind and self._covers(split, kind, role)
+
+    def _covers(self, split: Sequence[int | None], kind: frozenset[int], role: Role) -> bool:
+        """True if the output is split, where it can be, else an input; samples are split in every operand."""
+        has = [bool(kind & {*own}) and not weight for own, weight in zip(self.operands, self.weight, strict=True)]
+        if not any(has):
+            return True
+        if role is not Role.CONTEXT:
+            return all(number is not None for number, must in zip(split, has, strict=True) if must)
+        return split[-1] is not None if has[-1] else any(number is not None for number in split)
+
+    def splits_experts(self, split: Sequence[int | None]) -> bool:
+        """True if an index of a batched product is split: one that inputs, weight and output have."""
+        number = split[-1]
+        return number in self.kinds.weights and self.has_matrix and all(own == number for own in split)
+
+    def prefers(self, row: Row, role: Role) -> bool:
+        split = self.split(row)
+        if role is Role.TENSOR and (self.has_matrix or self.is_attention):
+            return any(number in self.kinds.weights for number in split)
+        return role is not Role.EXPERT or self.splits_experts(split)
