@@ -3,14 +3,13 @@
 Each run is priced as `partita price` prices a configuration: the best plan among those that its words admit.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.plan.plan import Plan
+from ..codegen.planner.plan_graph import plan_graph
 from ..formulation.parallelism import Parallelism
 from ..formulation.pipeline.configuration import rows as pipeline_rows
 from ..formulation.search_space import SearchSpace
@@ -94,7 +93,6 @@ def planned(run: Run, base: Machine) -> Plan:
     nodes = max(1, run.devices // prod(base.hierarchy[1:]))
     whole = base.with_nodes(nodes)
     roomy = replace(whole, device=replace(whole.device, memory_bytes=1 << 50))
-    stages = len([count for count in run.stages if count])
     begins = [sum(run.stages[:s]) for s in range(1, len(run.stages))]
     at = tuple("scores" if begin == run.decoder.layers else f"layers.{begin}" for begin in dict.fromkeys(begins))
     machine, used = roomy, len(at) + 1
@@ -112,7 +110,7 @@ def planned(run: Run, base: Machine) -> Plan:
 
 
 def _of_stages(machine: Machine, stages: int, used: int) -> Machine:
-    """A machine of `used` of the `stages` equal parts of a machine, those of a pipeline whose other stages are empty."""
+    """A machine of `used` of the `stages` equal parts of a machine: the other stages of a pipeline are empty."""
     row = max(pipeline_rows(machine.hierarchy, stages))
     outer = machine.levels[next(level for level, factor in enumerate(row) if factor > 1)]
     inner = stage_machine(machine, row)

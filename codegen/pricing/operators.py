@@ -44,7 +44,8 @@ class OperatorPrices(Conversions):
         if not entry.passes:
             return
         sources, share = self.sources(index), self.share(index)
-        traffic, work = self.traffic(index, share, output_bytes), entry.work(node, sources) * share
+        traffic = self.traffic(index, share, output_bytes)
+        work = entry.work(node, sources) * self.device.work_factor(node.op) * share
         fused = self.handed(index)  # runs in the kernel before
         kernels, (calls, called_back) = entry.kernels(node, sources), entry.calls(node, sources)
         kernels, calls, called_back = (0, 0, 0) if fused else (kernels, calls, called_back)

@@ -40,7 +40,8 @@ def kernel_cost(machine: Machine, dtype: str) -> KernelCost:
         moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.moved(node)
         factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
         launch = device.launch_ns * entry.kernels(node, sources)
-        return sum(passes_ns(entry.work(node, sources) / rate, moved / bandwidth, factor, launch))
+        work = entry.work(node, sources) * device.work_factor(node.op)
+        return sum(passes_ns(work / rate, moved / bandwidth, factor, launch))
 
     return cost
 

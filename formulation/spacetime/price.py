@@ -156,7 +156,7 @@ class Prices:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
         if entry.view or not entry.passes:
             return 0
-        work, own = entry.work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
+        work, own = self._work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
         if self._constant[op.node]:
             return self.kernel_ns(work, 2.0 * own)
         casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
@@ -164,12 +164,15 @@ class Prices:
         forward = self.kernel_ns(work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources))
         return forward + (cast if self.precision.mixed else 0)
 
+    def _work(self, node: Node, sources: tuple[Node, ...]) -> float:
+        return operator(node.op).work(node, sources) * self.machine.device.work_factor(node.op)
+
     def _backward_ns(self, op: Op) -> int:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
         share, half = self._share(op), self._half(op)
         if entry.view or not entry.passes or not half:
             return 0
-        work = entry.work(node, sources) * share * backward_factor(node, sources, entry.matmul)
+        work = self._work(node, sources) * share * backward_factor(node, sources, entry.matmul)
         moved = 2 * self._traffic(op) * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self._item(node)

@@ -82,7 +82,8 @@ def _floor_ns(
     if looked_up:  # not the table, but what is looked up
         read[looked_up[0]] = looked_up[1]
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
-    work, moved = entry.work(node, sources) / count / flops, traffic * entry.moved(node) / count / bandwidth
+    work = entry.work(node, sources) * device.work_factor(node.op) / count / flops
+    moved = traffic * entry.moved(node) / count / bandwidth
     launch = 0.0 if parallel or fused else device.launch_ns * entry.kernels(node, sources)
     factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
     forward, backward = passes_ns(work, moved, factor, launch)

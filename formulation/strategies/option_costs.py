@@ -103,7 +103,7 @@ class OptionCosts:
     def times_ns(self) -> tuple[Array, Array]:
         """Time of forward, and of forward and backward."""
         entry, node, roofline = self.entry, self.node, self.at.roofline
-        work = entry.work(node, self.sources) * self.share
+        work = entry.work(node, self.sources) * roofline.machine.device.work_factor(node.op) * self.share
         forward = time = np.zeros(len(self.output), dtype=np.int64)
         if entry.passes:
             traffic = self._traffic()

@@ -149,7 +149,7 @@ def storage(
 
 
 def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
-    """The options to `keep` that a stage of ZeRO admits; of small weights, or where ranks would be empty, the nearest to it.
+    """The options to `keep` that a stage of ZeRO admits, or the nearest to it: of small weights, or if ranks are empty.
 
     The axes are those whose ranks share samples or positions. ZeRO-3 stores a weight in shards over the `SHARD` ranks
     if there are some, and gathers it again for backward (Rajbhandari et al., 2020, section 5.3).
@@ -166,7 +166,7 @@ def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
         if parallelism.zero == ZERO[-1] and role in (shares, Role.CONTEXT, Role.EXPERT):
             keep = _preferred(keep, is_split)
         elif role is not Role.EXPERT:
-            keep = _preferred(keep, ~is_split)
+            keep = _preferred(keep, letters[:, axis] == B)  # whole, and its gradient is added up once a step
     wanted = {0: (~choice.sharded,), 1: (~choice.scattered, choice.sharded), 2: (choice.sharded, choice.scattered)}
     for flag in wanted.get(parallelism.zero, (choice.regather,)):
         keep = _preferred(keep, flag)

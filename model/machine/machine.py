@@ -40,7 +40,8 @@ class Device:
     `reserved_bytes`: context and communication buffers; `matmul_efficiency`: the share of the peak that large matrix
     products reach; `launch_ns`: what a kernel takes besides its work; `host_bandwidth`: between the device and the
     host's memory, bytes/s in each direction (None: unknown); `host_ns`: what the host needs to issue a call of the
-    framework (0: the host is not modelled, as where it is the device).
+    framework (0: the host is not modelled, as where it is the device); `attention_efficiency`: the share of the peak
+    that fused attention reaches (None: as other products).
     """
 
     name: str
@@ -52,6 +53,7 @@ class Device:
     launch_ns: float
     host_bandwidth: float | None = None
     host_ns: int = 0
+    attention_efficiency: float | None = None
 
     @property
     def capacity_bytes(self) -> int:
@@ -63,6 +65,11 @@ class Device:
         if dtype not in self.peak:
             raise PartitaError(f"device {self.name} has no peak for {dtype}; it has {', '.join(sorted(self.peak))}")
         return self.peak[dtype] * self.matmul_efficiency
+
+    def work_factor(self, op: str) -> float:
+        """How many FLOPs of large matrix products take as long as one of this operator."""
+        special = op == "attention" and self.attention_efficiency is not None
+        return self.matmul_efficiency / (self.attention_efficiency or 1.0) if special else 1.0
 
 
 @dataclass(frozen=True)
@@ -171,6 +178,8 @@ class Machine:
             del device["host_bandwidth"]
         if not self.device.host_ns:
             del device["host_ns"]
+        if self.device.attention_efficiency is None:
+            del device["attention_efficiency"]
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
@@ -283,4 +292,5 @@ def _device(data: Any) -> Device:
         launch_ns=number(data["launch_ns"]),
         host_bandwidth=rate(data["host_bandwidth"]) if "host_bandwidth" in data else None,
         host_ns=whole(number(data.get("host_ns", 0))),
+        attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
     )

@@ -180,6 +180,7 @@ class _Device(_Strict):
     launch_ns: _Number
     host_bandwidth: _Number | None = None
     host_ns: _Count | None = None
+    attention_efficiency: _Share | None = None
 
 
 class _Machine(_Strict):

@@ -18,7 +18,7 @@ from ...model.graph.batch import with_batch
 from ...model.graph.constants import built_once
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
-from ...model.machine.machine import Machine
+from ...model.machine.machine import Device, Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import operator
@@ -83,7 +83,8 @@ class PlanningProblem:
         rate = self.machine.device.flops(precision(self.training.dtype).compute) * self.machine.devices
         whole = with_batch(self.pcg, self.batch)
         needed, once = Alternatives(whole, classes(whole)).needed(), built_once(whole)
-        work = sum(min(_work(whole, way) for way in ways) for ways in needed if once.isdisjoint(ways))
+        device = self.machine.device
+        work = sum(min(_work(whole, way, device) for way in ways) for ways in needed if once.isdisjoint(ways))
         return int(work / rate * 1e9 * (1 - 1e-9))
 
     def fits(self) -> tuple[int, ...]:
@@ -117,13 +118,13 @@ class PlanningProblem:
         return tuple(k for k in self.micro_batches if fixed + cut / k <= capacity)
 
 
-def _work(pcg: PCG, index: int) -> float:
-    """FLOPs of a node, forward and backward."""
+def _work(pcg: PCG, index: int, device: Device) -> float:
+    """FLOPs of a node, forward and backward, as `Device.work_factor` counts them."""
     node, inputs = pcg.nodes[index], tuple(pcg.nodes[i] for i in pcg.nodes[index].inputs)
     if node.op in SOURCES or not operator(node.op).passes:
         return 0.0
     entry = operator(node.op)
-    return entry.work(node, inputs) * (1 + backward_factor(node, inputs, entry.matmul))
+    return entry.work(node, inputs) * device.work_factor(node.op) * (1 + backward_factor(node, inputs, entry.matmul))
 
 
 def divisors(n: int) -> tuple[int, ...]:

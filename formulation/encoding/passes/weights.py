@@ -8,9 +8,9 @@ import numpy.typing as npt
 from ....model.errors import PartitaError
 from ....model.graph.atoms import atoms
 from ....model.graph.joined_tables import table_rows
-from ....model.graph.pcg import Node
 from ....model.optimizers import optimizer_states
 from ...network.chains import Position
+from ...parallelism import Role
 from ...weights.fixed_memory import excess_bytes, largest_weight
 from ...weights.storage import (
     LEAST,
@@ -117,22 +117,40 @@ class Weights(EncodingPass):
             scatter=moves and builder.micro_batches > 1,
             offload=moves and builder.offloads,
         )
-        found = self._restricted(node, found, gradient)
+        found = self._restricted(base, found, gradient)
         if not (found.scattered | found.offloaded).any():
             return found
         cost, use = self._training(found, gradient)
         return found.only(worthwhile(found, cost, use[:, 0]))
 
-    def _restricted(self, node: Node, found: Storage, gradient: _Gradient) -> Storage:
-        """Without sharded states if several stages have the parameter, and only in the layout fixed for the stage."""
+    def _restricted(self, base: int, found: Storage, gradient: _Gradient) -> Storage:
+        """Without sharded states if several stages have the parameter, and only in the layout fixed for the stage.
+
+        With sizes of parallelism also only as a stage of ZeRO stores it, and over tensor ranks as its readers read it.
+        """
+        node, parallelism = self.builder.pcg.nodes[base], self.builder.options.space.parallelism
         keep = ~found.sharded if gradient.stages > 1 else np.ones(len(found), dtype=np.bool_)
         layout = self.builder.stage.stored.get(node.name)
         if layout is not None:
             keep &= found.codes == found.space.code(layout)
         if not keep.any():
             raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {layout}")
-        keep = stored_as(found, keep, self.builder.options.space.parallelism)
+        for axis, role in enumerate(parallelism.roles(found.space.axes)):
+            read = self._letters_read(base, axis) if role is Role.TENSOR else ()
+            as_read = keep & np.isin(found.space.letters[found.codes, axis], read)
+            keep = as_read if as_read.any() else keep
+        keep = stored_as(found, keep, parallelism)
         return found if keep.all() else found.only(keep)
+
+    def _letters_read(self, base: int, axis: int) -> tuple[int, ...]:
+        """What the options of its readers require of a parameter on an axis."""
+        builder, letters = self.builder, set[int]()
+        for use in builder.classes.uses[base]:
+            options = builder.node_options.of(use.node)
+            for operand, source in enumerate(builder.pcg.nodes[use.node].inputs):
+                if source == base:
+                    letters |= {*options.input_spaces[operand].letters[options.inputs[operand], axis].tolist()}
+        return tuple(letters)
 
     def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:
         """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1]."""
