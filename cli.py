@@ -56,6 +56,14 @@ class BenchOptions:
         default=None,
         metadata=option(str, "For truth: measurements as in P²'s appendix.", metavar="FILE", parse=parse_path),
     )
+    sweep: Path | None = field(
+        default=None,
+        metadata=option(str, "For truth: runs as of the Ultra-Scale Playbook.", metavar="FILE", parse=parse_path),
+    )
+    megatron: Path | None = field(
+        default=None,
+        metadata=option(str, "For truth: runs as in Megatron-LM's Table 1.", metavar="FILE", parse=parse_path),
+    )
     instances: Path | None = field(
         default=None,
         metadata=option(str, "For solvers: a folder of contest instances.", metavar="DIR", parse=parse_path),

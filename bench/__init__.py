@@ -33,7 +33,7 @@ BENCHES = {
     "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, compared with heuristics.",
-    "truth": "Predicted and measured: the tables of P² (MLSys 2022), or with --p2 another file in that format.",
+    "truth": "Predicted and measured: the tables of P² (MLSys 2022), or training runs of a file, step and memory.",
     "whole": "The whole decision, pipelines included: Unity's and SuperScaler's models, with a gap and a time limit.",
     "windows": "Planning with traffic hidden behind kernels beside planning without: time and gap.",
     "zoo": "Every model of the zoo on the machine of its paper, within two minutes.",
@@ -49,6 +49,8 @@ PARTS = ("bench", "command", "hardware", "rows", "summary", "notes")
 
 OPTIONS = {
     "p2": ("truth", "--p2", "reads no measurements"),
+    "sweep": ("truth", "--sweep", "reads no measurements"),
+    "megatron": ("truth", "--megatron", "reads no measurements"),
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),

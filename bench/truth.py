@@ -34,11 +34,14 @@ from ..formulation.reduction.program import Collective, Reduction, ReductionProg
 from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
+from . import training_runs
 from .cases import Row, Tell
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
 BYTES = 10 * 2**29 * 4
 LIMIT = 5
+SMALL = 8
+"""How many training runs a smoke test predicts."""
 ALGORITHMS = ("ring", "tree")
 TOPS = (1, 3, 5, 10)
 PAPER = {1: 0.520, 3: 0.720, 5: 0.750, 10: 0.920}
@@ -48,11 +51,25 @@ MACHINES = {"A100": "gcp-a100", "V100": "gcp-v100"}
 APART, TIED, MISPRINT = 0.03, 1e-3, 0.1
 
 
-def run(small: bool, only: Sequence[str], tell: Tell, p2: Path | None = None) -> list[Row]:
+def run(
+    small: bool,
+    only: Sequence[str],
+    tell: Tell,
+    p2: Path | None = None,
+    sweep: Path | None = None,
+    megatron: Path | None = None,
+) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    PartitaError: a file that is none, a system that no machine describes, no experiment left.
+    Of files of training runs (`training_runs`) those instead. PartitaError: a file that is none, a system that no
+    machine describes, no experiment left, or several files.
     """
+    if sum(file is not None for file in (p2, sweep, megatron)) > 1:
+        raise PartitaError("--p2, --sweep and --megatron each name what is predicted; give one of them")
+    for file, read in ((sweep, training_runs.sweep), (megatron, training_runs.megatron)):
+        if file is not None:
+            runs = read(file)
+            return training_runs.run(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
     file = P2 if p2 is None else p2
     groups = _groups(file)
     kept = [
@@ -171,8 +188,15 @@ def _x(numbers: Iterable[int]) -> str:
 # What all rows say together
 
 
+def totals(rows: Sequence[Row]) -> Row:
+    """Of training runs their statistics."""
+    return training_runs.totals(rows) if "run" in rows[0] else {}
+
+
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1."""
+    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1; of training runs see there."""
+    if "run" in rows[0]:
+        return training_runs.summary(rows)
     parts = {"all": list(rows)}
     for row in rows:
         kind = f"{row['system'].split()[-1]} {row['algorithm']}"

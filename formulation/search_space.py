@@ -181,11 +181,10 @@ class SearchSpace:
             self.check_unpipelined("--mapping")
         if self.parallelism.fixes_axes and (self.mesh is not None or self.mapping is not None or self.joint):
             raise PartitaError(f"{self.parallelism} fixes the axes; leave out --mesh, --mapping and --joint")
-        if self.stages_at and self.stages != len(self.stages_at) + 1:
-            raise PartitaError(
-                f"--stages-at {','.join(self.stages_at)} begins {len(self.stages_at) + 1} stages: "
-                f"add --stages {len(self.stages_at) + 1}"
-            )
+        parts = len(self.stages_at) + 1
+        if self.stages_at and (self.stages or 0) * self.chunks != parts:
+            of = f"of {self.chunks} chunks each" if self.chunks > 1 else ""
+            raise PartitaError(f"--stages-at {','.join(self.stages_at)} needs --stages N {of}that make {parts} in all")
         self._check_joint()
         if self.compile:
             self._check_compiled()

@@ -25,7 +25,7 @@ class Context:
 
     `model` describes the model in plan and report, `module` is the module itself with example inputs and loss, and
     `initial` says how its weights begin. Seconds count from `start`. `save_network`: the file in which the first
-    placement's cost network is kept.
+    placement's cost network is kept. `emits`: each plan's program is emitted once, to be sure that it can be.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +34,7 @@ class Context:
     save_network: Path | None = None
     start: float = field(default_factory=time.monotonic)
     initial: InitialValues | None = None
+    emits: bool = True
 
     def tell(self, words: str) -> None:
         if self.progress is not None:

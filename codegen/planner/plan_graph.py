@@ -111,7 +111,8 @@ def plan_variant(
         made.report["without_bundles"] = without_bundles(problem, budget, context.start)
     emitting = time.monotonic()
     seconds["confirm"] = round(emitting - ended, 3)
-    made.emit()  # any plan can be emitted
+    if context.emits:
+        made.emit()  # any plan can be emitted
     seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - context.start, 3)
     return made

@@ -181,7 +181,7 @@ class Conversions:
         `regather`: backward repeats the forward conversion. So does recomputation of node `at`.
         """
         current, moved, gradient = list(source), False, self.graph.nodes[index].gradient and backward
-        share = latency_shares_of(self.plan).get(index, 1.0)
+        share = latency_shares_of(self.plan).get(index)
         for step in route(self.plan, index, source, target):
             before = self.bytes(index, tuple(current))
             current[step.axis] = step.target

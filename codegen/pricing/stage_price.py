@@ -13,7 +13,7 @@ from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..plan.plan import Plan
 from .critical_branches import critical_path
-from .price_items import StagePrice
+from .price_items import Item, PriceSlot, StagePrice
 from .weights import WeightPrices
 
 
@@ -55,6 +55,13 @@ class _Pricing(WeightPrices):
                         self.stay("activations", use.node, self.kept_bytes(use))
         if self.plan is not self.whole:
             return
+        loss = self.graph.loss
+        if self.device.step_ns and not operator(self.graph.nodes[loss].op).transfer:
+            self.add(
+                Item(
+                    "compute", "step", "update", loss, loss, PriceSlot.KERNEL, ns=self.device.step_ns, count=1, calls=0,
+                )
+            )  # fmt: skip
         moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
         largest = max((self.graph.nodes[i].numel for i in moving), default=0)
         self.hold(

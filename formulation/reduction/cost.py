@@ -24,7 +24,7 @@ from ...model.errors import PartitaError
 from ...model.machine.collective_patterns import PATTERNS, STREAMED, Pattern, Shape
 from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.link_flows import busiest_of_groups, streamed
-from ...model.machine.machine import PROFILES, Machine
+from ...model.machine.machine import LIBRARIES, PROFILES, Machine
 from .program import Collective, Reduction, ReductionProgram, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]
@@ -79,7 +79,8 @@ def with_shares(program: ReductionProgram, sizes: Sequence[int], share: float = 
 
 def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile: str | None) -> CollectivePrice:
     """Price for a share of 1."""
-    name, row = profile or machine.collectives, reduction.row
+    machine = machine.carrying(kind)
+    name, row = profile or LIBRARIES[machine.collectives][0], reduction.row
     _check(machine, row, over, name)
     if reduction.numbering == "axes":
         return listed(machine, reduction, over, kind, name)
@@ -146,6 +147,7 @@ def price_of_groups(
     NCCL orders a ring by the machine, not by the list of devices, so it passes every unit once. It starts at the
     group's first device, which is the lowest. PartitaError: units of one level have unequal parts of a group.
     """
+    machine = machine.carrying(kind)
     groups = np.sort(groups, axis=1)
     row: list[int] = []
     for level in range(len(machine.levels)):
@@ -159,7 +161,7 @@ def price_of_groups(
             )
         row.append(count // math.prod(row))
     spread = [level for level, size in enumerate(row) if size > 1]
-    pattern = PATTERNS[profile or machine.collectives][kind]
+    pattern = PATTERNS[profile or LIBRARIES[machine.collectives][0]][kind]
     return _price(machine, tuple(row), spread, pattern, partial(busiest_of_groups, machine, groups))
 
 

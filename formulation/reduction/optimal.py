@@ -9,6 +9,7 @@ instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
 from ...model.machine.collective_price import FREE, CollectivePrice
-from ...model.machine.machine import Machine
+from ...model.machine.machine import LIBRARIES, Machine
 from ..placement.placement import Placement, of_rows
 from .cost import step_price, with_shares
 from .program import Collective, Reduction, ReductionProgram, Step
@@ -105,8 +106,19 @@ def cheapest_programs(
     reduction = Reduction(placement, axes)
     if flat and reduction.sizes:
         step = Step(Collective(kind), 0, len(reduction.sizes) - 1)
-        return CheapestPrograms((step_price(machine, reduction, step, 1.0),), ((step,),))
+        profiles = LIBRARIES[machine.collectives]
+        found = _lower({step_price(machine, reduction, step, 1.0, profile) for profile in profiles})
+        return CheapestPrograms(found, ((step,),) * len(found))
     return envelope(machine, reduction, kind)
+
+
+def _lower(lines: Iterable[CollectivePrice]) -> tuple[CollectivePrice, ...]:
+    """Of two lines at most, those that are below the other one somewhere, small payloads first."""
+    found: list[CollectivePrice] = []
+    for line in sorted(lines, key=lambda line: (line.latency_ns, line.ns_per_byte)):
+        if not found or line.ns_per_byte < found[-1].ns_per_byte:
+            found.append(line)
+    return tuple(found)
 
 
 def envelope(
@@ -131,8 +143,13 @@ def _canonical(machine: Machine, reduction: Reduction) -> Reduction:
     return Reduction(of_rows((row, rest)), (0,))
 
 
+def _paths(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> _Cheapest:
+    profiles = (profile,) if profile else LIBRARIES[machine.collectives]
+    return _Cheapest(tuple(_paths_of(machine, name, kind, reduction) for name in profiles))
+
+
 @lru_cache(maxsize=256)  # a megabyte each with five levels
-def _paths(machine: Machine, profile: str | None, kind: Kind, reduction: Reduction) -> _Paths:
+def _paths_of(machine: Machine, profile: str, kind: Kind, reduction: Reduction) -> _Paths:
     return _Paths(machine, profile, kind, reduction)
 
 
@@ -147,7 +164,7 @@ def _envelope(machine: Machine, profile: str | None, kind: Kind, reduction: Redu
     return CheapestPrograms(prices, programs)
 
 
-def _between(paths: _Paths, low: Entry, high: Entry) -> tuple[Entry, ...]:
+def _between(paths: _Cheapest, low: Entry, high: Entry) -> tuple[Entry, ...]:
     """The entries of the envelope strictly between two, found recursively at crossings."""
     saved = low[0].ns_per_byte - high[0].ns_per_byte
     if saved <= 0:
@@ -216,6 +233,17 @@ class _Paths:
         start = 1 / math.prod(self.sizes) if self.kind == "all_gather" else 1.0
         steps = with_shares(program, self.sizes, start)
         return sum((self.lines[step].of_share(share) for step, share in steps), FREE), program
+
+
+@dataclass(frozen=True, slots=True)
+class _Cheapest:
+    """The paths by several profiles, of which the library takes one."""
+
+    profiles: tuple[_Paths, ...]
+
+    def best(self, size_bytes: float, limit: int | None = None) -> Entry:
+        """The cheapest program of at most `limit` steps and its price, by the cheapest profile."""
+        return min((paths.best(size_bytes, limit) for paths in self.profiles), key=lambda entry: _at(entry, size_bytes))
 
 
 def _at(entry: Entry, size_bytes: float) -> float:

@@ -78,7 +78,7 @@ class OperandCosts:
         if base not in self.tables:
             node = self.pcg.nodes[base]
             tensor = self.space(base)
-            itemsize, share = self.precision.itemsize(node.dtype), self.shares.get(base, 1.0)
+            itemsize, share = self.precision.itemsize(node.dtype), self.shares.get(base)
             self.tables[base] = self.transitions.table(tensor, itemsize, node.gradient, share)
         return self.tables[base]
 

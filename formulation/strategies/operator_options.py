@@ -237,14 +237,16 @@ class GraphOptions:
         return self.memo.numbers[key]
 
     def _allowed(self, index: int) -> npt.NDArray[np.bool_] | None:
-        """[axes, rows]: the rows that an axis of each role may take; None if no axis has a role."""
+        """[axes, 2, rows]: the rows that an axis of each role may and should take; None if no axis has a role."""
         if all(role is Role.FREE for role in self.roles):
             return None
         by_positions = self.parallelism.sequence_parallel
         return np.array([allowed_rows(self.pcg, index, role, by_positions) for role in self.roles])
 
     def _by_roles(self, index: int, found: OperatorOptions, allowed: npt.NDArray[np.bool_]) -> OperatorOptions:
-        keep = np.logical_and.reduce([allowed[axis, found.choice[:, axis]] for axis in range(len(self.axes))])
+        axes = range(len(self.axes))
+        keep, preferred = np.logical_and.reduce([allowed[axis, :, found.choice[:, axis]].T for axis in axes])
+        keep = preferred if preferred.any() else keep
         if not keep.any():
             node = self.pcg.nodes[index]
             raise PartitaError(f"{node.op} {node.name!r} cannot be divided as {self.parallelism} wants it")

@@ -70,21 +70,21 @@ def dimension_kinds(graph: PCG) -> DimensionKinds:
 
 
 def allowed_rows(graph: PCG, node: int, role: Role, sequence_parallel: bool | None) -> Flags:
-    """[rows]: those that an axis of this role may take; for matrices on tensor axes only those that split them.
+    """[2, rows]: those that an axis of this role may take, and those of them that it takes if they leave no rank empty.
 
-    All False if the operator has no such row.
+    On tensor axes these are the ones that split matrices and heads, and with sequence parallelism, what lies between.
     """
     every = rows(graph, node)
     if role is Role.FREE:
-        return np.ones(len(every), dtype=np.bool_)
-    judge = _Judge(graph, node, sequence_parallel is not False)
+        return np.ones((2, len(every)), dtype=np.bool_)
+    judge = _Judge(graph, node, sequence_parallel)
     fits = np.array([judge.fits(row, role) for row in every], dtype=np.bool_)
     preferred = fits & np.array([judge.prefers(row, role) for row in every], dtype=np.bool_)
-    return preferred if preferred.any() else fits
+    return np.array([fits, preferred if preferred.any() else fits])
 
 
 class _Judge:
-    def __init__(self, graph: PCG, node: int, by_positions: bool) -> None:
+    def __init__(self, graph: PCG, node: int, by_positions: bool | None) -> None:
         self.kinds, self.by_positions = dimension_kinds(graph), by_positions
         numbered, this = dimensions(graph), graph.nodes[node]
         self.operands = [numbered[i] for i in (*this.inputs, node)]
@@ -104,7 +104,7 @@ class _Judge:
         if role is Role.TENSOR:
             passed = {number for number, weight in zip(split, self.weight, strict=True) if not weight}
             excluded = found & self.kinds.samples or passed & self.kinds.residual
-            return not excluded and (self.by_positions or not found & self.kinds.positions)
+            return not excluded and (self.by_positions is not False or not found & self.kinds.positions)
         if role is Role.EXPERT and self.splits_experts(split):
             return True
         kind = self.kinds.positions if role is Role.CONTEXT else self.kinds.samples
@@ -126,6 +126,9 @@ class _Judge:
 
     def prefers(self, row: Row, role: Role) -> bool:
         split = self.split(row)
-        if role is Role.TENSOR and (self.has_matrix or self.is_attention):
-            return any(number in self.kinds.weights for number in split)
+        if role is Role.TENSOR:
+            if self.has_matrix or self.is_attention:
+                return any(number in self.kinds.weights for number in split)
+            between = bool(self.kinds.residual & {*self.operands[-1]})
+            return not (between and self.by_positions) or split[-1] in self.kinds.positions
         return role is not Role.EXPERT or self.splits_experts(split)

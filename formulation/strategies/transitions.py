@@ -34,6 +34,7 @@ ACTIONS = tuple(Action)
 _NUMBER = {action: i for i, action in enumerate(ACTIONS)}
 _JOINED = Action.GATHER, Action.SCATTER_SUM  # of several tensors in one message
 _IS_JOINED = np.array([action in _JOINED for action in ACTIONS])
+_IS_COLLECTIVE = np.array([action in COLLECTIVES for action in ACTIONS])
 _KINDS: dict[Action, Kind] = {
     Action.GATHER: "all_gather",
     Action.SCATTER_SUM: "reduce_scatter",
@@ -285,7 +286,7 @@ class Transitions:
         self.transfer = transfer or FREE
         self.machine, self.placement, self.axes, self.flat = machine, placement, placement.sizes, flat
         self._lines = [[self._prices(action, axis) for action in ACTIONS] for axis in range(len(self.axes))]
-        self._tables: dict[tuple[Space, int, bool, float], Table] = {}
+        self._tables: dict[tuple[Space, int, bool, float | None], Table] = {}
 
     def _prices(self, action: Action, axis: int) -> tuple[CollectivePrice, ...]:
         """The lines of which the lowest is the price: one for each program of a reduction."""
@@ -314,23 +315,35 @@ class Transitions:
             for axis in chosen
         ]
 
-    def step_ns(self, axis: int, action: Action, size_bytes: int, share: float = 1.0) -> int:
+    def step_ns(self, axis: int, action: Action, size_bytes: int, share: float | None = None) -> int:
         """Time of one action of one axis on `size_bytes` (the larger side of a gather or reduce-scatter).
 
-        A tensor that is gathered with others pays a `share` of the latency of their message.
+        A tensor that is gathered with others ahead of its use pays a `share` of the latency of their message; kernels
+        wait for any other, until the last rank of the group is there.
         """
-        paid = share if action in _JOINED else 1.0
+        paid = 1.0 if share is None or action not in _JOINED else share
+        wait = self._wait_ns[axis] if share is None and action in COLLECTIVES else 0.0
         lines = self._lines[axis][_NUMBER[action]]
-        return min(CollectivePrice(line.latency_ns * paid, line.ns_per_byte).ns(size_bytes) for line in lines)
+        return min(CollectivePrice(line.latency_ns * paid + wait, line.ns_per_byte).ns(size_bytes) for line in lines)
 
-    def _times(self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64], share: float) -> Times:
+    @cached_property
+    def _wait_ns(self) -> list[float]:
+        """What a collective over each axis waits for the ranks of its group."""
+        levels, matrix = self.machine.levels, self.placement.matrix
+        crossed = ([level.wait_ns for level, n in zip(levels, row, strict=True) if n > 1] for row in matrix)
+        return [(size - 1) * max(waits, default=0.0) for size, waits in zip(self.axes, crossed, strict=True)]
+
+    def _times(
+        self, axis: int, actions: npt.NDArray[np.int8], sizes: npt.NDArray[np.int64], share: float | None
+    ) -> Times:
         """`step_ns` for many actions of one axis."""
-        shares = np.where(_IS_JOINED, share, 1.0)
-        times = ((latency * shares)[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
+        shares = np.where(_IS_JOINED, 1.0 if share is None else share, 1.0)
+        wait = np.where(_IS_COLLECTIVE, self._wait_ns[axis] if share is None else 0.0, 0.0)
+        times = ((latency * shares + wait)[actions] + rate[actions] * sizes for latency, rate in self._arrays[axis])
         return _ns(reduce(np.minimum, times))
 
     def direct(
-        self, tensor: Space, codes: Codes, itemsize: int, gradient: bool, share: float = 1.0
+        self, tensor: Space, codes: Codes, itemsize: int, gradient: bool, share: float | None = None
     ) -> tuple[Times, Times, Calls]:
         """Forward and backward ns of the direct programs between all pairs, and the calls of both."""
         shape = (len(codes), len(codes))
@@ -345,7 +358,7 @@ class Transitions:
                 calls[1, phase.pairs] += phase.gradient != _NUMBER[Action.NOTHING]
         return forward.reshape(shape), backward.reshape(shape), calls.reshape(2, *shape)
 
-    def table(self, tensor: Space, itemsize: int, gradient: bool, share: float = 1.0) -> Table:
+    def table(self, tensor: Space, itemsize: int, gradient: bool, share: float | None = None) -> Table:
         """Cheapest routes between the legal layouts of a tensor whose elements have `itemsize` bytes.
 
         Without `gradient` B is no layout (it is R there), and nothing flows back. `share`: see `step_ns`.

@@ -60,7 +60,7 @@ class LinkKind:
         """
         raise NotImplementedError
 
-    def divided(self, users: int) -> Self:
+    def divided(self, users: float) -> Self:
         """The share of each of `users` that load it evenly at the same time."""
         return replace(self, bandwidth=self.bandwidth / users)
 

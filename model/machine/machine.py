@@ -15,6 +15,11 @@ from .wiring import Wiring
 
 PRESETS = Path(__file__).resolve().parent / "presets"
 PROFILES = ("nccl-ring", "nccl-tree", "gloo")
+"""Algorithms of collectives, as `collective_patterns` describes them."""
+
+LIBRARIES: Mapping[str, tuple[str, ...]] = {"nccl": ("nccl-ring", "nccl-tree"), **{p: (p,) for p in PROFILES}}
+"""What a machine's collectives run -> the profiles of which the cheapest for a payload is taken, as NCCL does."""
+
 MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
 
 
@@ -24,6 +29,8 @@ class Level:
 
     `bandwidth` is that of one unit towards its siblings in collectives, bytes/s per direction, shared by all devices
     below the unit; `latency_ns` is paid per message. `wiring`: how the units are joined, if not by a switch.
+    `scatter_share`: the share of the bandwidth that all-gathers and reduce-scatters reach. `wait_ns`: what each further
+    rank of a group that crosses the level adds to a collective for which kernels wait, since ranks are never on time.
     """
 
     name: str
@@ -31,6 +38,15 @@ class Level:
     bandwidth: float
     latency_ns: float
     wiring: Wiring | None = None
+    scatter_share: float = 1.0
+    wait_ns: float = 0.0
+
+    def carrying(self, kind: str) -> Level:
+        """The level as a collective of this kind finds it."""
+        if self.scatter_share == 1.0 or kind not in ("all_gather", "reduce_scatter"):
+            return self
+        wiring = self.wiring and self.wiring.divided(1 / self.scatter_share)
+        return replace(self, bandwidth=self.bandwidth * self.scatter_share, scatter_share=1.0, wiring=wiring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +57,7 @@ class Device:
     products reach; `launch_ns`: what a kernel takes besides its work; `host_bandwidth`: between the device and the
     host's memory, bytes/s in each direction (None: unknown); `host_ns`: what the host needs to issue a call of the
     framework (0: the host is not modelled, as where it is the device); `attention_efficiency`: the share of the peak
-    that fused attention reaches (None: as other products).
+    that fused attention reaches (None: as other products); `step_ns`: what a step takes besides kernels and messages.
     """
 
     name: str
@@ -54,6 +70,7 @@ class Device:
     host_bandwidth: float | None = None
     host_ns: int = 0
     attention_efficiency: float | None = None
+    step_ns: int = 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -74,7 +91,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in PROFILES."""
+    """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES."""
 
     name: str
     levels: tuple[Level, ...]
@@ -84,9 +101,9 @@ class Machine:
     def __post_init__(self) -> None:
         if not self.levels:
             raise PartitaError(f"machine {self.name} has no levels")
-        if self.collectives not in PROFILES:
+        if self.collectives not in LIBRARIES:
             raise PartitaError(
-                f"machine {self.name}: unknown collectives {self.collectives!r:.60} (known: {', '.join(PROFILES)})"
+                f"machine {self.name}: unknown collectives {self.collectives!r:.60} (known: {', '.join(LIBRARIES)})"
             )
         names = [level.name for level in self.levels]
         if len(set(names)) < len(names):
@@ -130,6 +147,11 @@ class Machine:
     def latency_ns(self, level: int) -> float:
         """Time of an empty message on `level`."""
         return self.levels[level].latency_ns
+
+    def carrying(self, kind: str) -> Machine:
+        """The machine as a collective of this kind finds it."""
+        levels = tuple(level.carrying(kind) for level in self.levels)
+        return self if levels == self.levels else replace(self, levels=levels)
 
     def with_nodes(self, nodes: int) -> Machine:
         """This machine with `nodes` units on its outermost level."""
@@ -180,6 +202,8 @@ class Machine:
             del device["host_ns"]
         if self.device.attention_efficiency is None:
             del device["attention_efficiency"]
+        if not self.device.step_ns:
+            del device["step_ns"]
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
@@ -266,8 +290,14 @@ def _find(name_or_path: str | Path) -> Path:
     )
 
 
+_LEVEL_DEFAULTS = {"scatter_share": 1.0, "wait_ns": 0.0}
+
+
 def _level_json(level: Level) -> dict[str, Any]:
     data = {f.name: getattr(level, f.name) for f in fields(Level) if f.name != "wiring"}
+    for name in ("scatter_share", "wait_ns"):
+        if data[name] == _LEVEL_DEFAULTS[name]:
+            del data[name]
     return data if level.wiring is None else data | {"wiring": level.wiring.to_json()}
 
 
@@ -278,6 +308,8 @@ def _level(data: Any) -> Level:
         rate(data["bandwidth"]),
         number(data["latency_ns"]),
         Wiring.from_json(data["wiring"]) if "wiring" in data else None,
+        rate(data.get("scatter_share", 1.0)),
+        number(data.get("wait_ns", 0.0)),
     )
 
 
@@ -292,5 +324,6 @@ def _device(data: Any) -> Device:
         launch_ns=number(data["launch_ns"]),
         host_bandwidth=rate(data["host_bandwidth"]) if "host_bandwidth" in data else None,
         host_ns=whole(number(data.get("host_ns", 0))),
+        step_ns=whole(number(data.get("step_ns", 0))),
         attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
     )

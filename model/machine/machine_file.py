@@ -168,6 +168,8 @@ class _Level(_Strict):
     bandwidth: _Number
     latency_ns: _Number
     wiring: _Wiring | None = None
+    scatter_share: _Share | None = None
+    wait_ns: _Number | None = None
 
 
 class _Device(_Strict):
@@ -181,6 +183,7 @@ class _Device(_Strict):
     host_bandwidth: _Number | None = None
     host_ns: _Count | None = None
     attention_efficiency: _Share | None = None
+    step_ns: _Count | None = None
 
 
 class _Machine(_Strict):

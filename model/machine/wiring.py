@@ -47,7 +47,7 @@ class Wiring:
             a, b = next((a, b) for b in range(size) for a in range(b) if frozenset((a, b)) not in joined)
             raise PartitaError(f"{name}: units {a} and {b} have no link, switch or shared medium between them")
 
-    def divided(self, users: int) -> Wiring:
+    def divided(self, users: float) -> Wiring:
         """The share of each of `users` that load it evenly at the same time."""
         return self if users == 1 else Wiring(tuple(link.divided(users) for link in self.links))
 

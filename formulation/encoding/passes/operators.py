@@ -29,6 +29,8 @@ class Constants(EncodingPass):
             work = operator(this.op).work(this, tuple(builder.pcg.nodes[i] for i in this.inputs))
             time_ns = builder.roofline.ns(np.array([float(work)]), size)
             builder.constants[node] = builder.micro_batches * int(time_ns[0])
+        if node == builder.pcg.loss and not operator(this.op).transfer:
+            builder.constants[node] = builder.constants.get(node, 0) + builder.machine.device.step_ns
 
 
 class Operators(EncodingPass):
