@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import prod
+from typing import Any
 
 from ..model.errors import PartitaError
 from ..model.options import MAX_DEVICES, check_count, option
@@ -75,19 +76,28 @@ class Parallelism:
         check_count("--micro-batch", self.micro_batch)
         if self.zero is not None and self.zero not in ZERO:
             raise PartitaError(f"--zero {self.zero}: a stage of ZeRO from 0 to {ZERO[-1]} is needed")
+        if self.ep is not None and self.dp_shard is not None:
+            raise PartitaError("--ep and --dp-shard both divide --dp; give one of them")
+        for name in ("ep", "dp_shard"):
+            part = getattr(self, name)
+            if part is not None and self.dp is not None and self.dp % part:
+                raise PartitaError(f"--{name.replace('_', '-')} {part} does not divide --dp {self.dp}")
+        if self.dp_shard is not None and self.zero not in (None, 3):
+            raise PartitaError(f"--dp-shard shares weights, which are whole with --zero {self.zero}")
+
+    def check_sizes(self) -> None:
+        """PartitaError: what is given needs the number of ranks that it is about."""
         for name in ("ep", "dp_shard", "zero", "micro_batch"):
             if getattr(self, name) is not None and self.dp is None:
                 raise PartitaError(f"--{name.replace('_', '-')} needs --dp, the ranks that share samples")
         if self.sequence_parallel is not None and self.tp is None:
             raise PartitaError("--sequence-parallel needs --tp, the ranks over which positions are split")
-        if self.ep is not None and self.dp_shard is not None:
-            raise PartitaError("--ep and --dp-shard both divide --dp; give one of them")
-        for name in ("ep", "dp_shard"):
-            part = getattr(self, name)
-            if part is not None and (self.dp or 1) % part:
-                raise PartitaError(f"--{name.replace('_', '-')} {part} does not divide --dp {self.dp}")
-        if self.dp_shard is not None and self.zero not in (None, 3):
-            raise PartitaError(f"--dp-shard shares weights, which are whole with --zero {self.zero}")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are not left to the search."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: value for name, value in values if value is not None}
 
     @property
     def fixes_axes(self) -> bool:
@@ -151,11 +161,11 @@ class Parallelism:
         '--dp 8 --tp 4 --zero 1'
         """
         words = []
-        for name in (f.name for f in fields(self)):
-            value, flag = getattr(self, name), name.replace("_", "-")
+        for name, value in self.given.items():
+            flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
-            elif value is not None:
+            else:
                 words.append(f"--{flag} {value}")
         return " ".join(words)
 

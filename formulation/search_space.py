@@ -179,6 +179,7 @@ class SearchSpace:
             raise PartitaError(f"--mesh {times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
+        self.parallelism.check_sizes()
         if self.parallelism.fixes_axes and (self.mesh is not None or self.mapping is not None or self.joint):
             raise PartitaError(f"{self.parallelism} fixes the axes; leave out --mesh, --mapping and --joint")
         parts = len(self.stages_at) + 1

@@ -15,6 +15,7 @@ from ...formulation.search_space import SearchSpace, parse_stages
 from ...formulation.substitution.rule import Rule
 from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
+from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.machine_choice import MachineChoice
 from ...model.training import BatchDim, Training, dtype_names
@@ -48,13 +49,28 @@ def plan(
 
     PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
     """
+    machine = choice.load()
+    graph, training, context = prepared(reference, machine, given, space, budget, small=small, progress=progress)
+    return plan_graph(graph, machine, training, space, budget, replace(context, save_network=save_network))
+
+
+def prepared(
+    reference: str,
+    machine: Machine,
+    given: Mapping[str, Any],
+    space: SearchSpace,
+    budget: Budget,
+    *,
+    small: bool = False,
+    progress: Tell | None = None,
+) -> tuple[PCG, Training, Context]:
+    """Capture a named model: its graph, its training, and what plans say of it; see `plan`."""
     from ...model.capture.objective import GIVEN, mode_of
     from ...model.zoo import entry, zoo
 
     start = time.monotonic()
     if not reference.strip():
         raise PartitaError("the model's name is empty")
-    machine = choice.load()
     known = entry(reference) if reference in zoo() else None
     own: dict[str, Any] = {"batch": 16}
     if known is not None:
@@ -63,7 +79,7 @@ def plan(
     training = Training(**(own | dict(given)))
     check_early(machine, training, space)
     budget.backend()
-    context = Context({}, None, progress, save_network, start)
+    context = Context({}, None, progress, start=start)
     context.tell(f"capturing {reference}")
     graph, built = captured(reference, training, small=small)
     sequence = training.sequence
@@ -74,8 +90,7 @@ def plan(
     model |= {"loss": GIVEN} if callable(built.loss) and not training.loss else {}
     context.tell("recording how its weights begin")
     initial = constructor_values(reference, graph, small=small, sequence=training.sequence)
-    context = replace(context, model=model, initial=initial)
-    return plan_graph(graph, machine, training, space, budget, context)
+    return graph, training, replace(context, model=model, initial=initial)
 
 
 def optimize(

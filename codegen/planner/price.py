@@ -1,0 +1,142 @@
+"""What a given configuration costs, in the words of training frameworks, beside the planner's own plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ...formulation.parallelism import Parallelism
+from ...formulation.search_space import SearchSpace
+from ...model.errors import NoPlanError, PartitaError
+from ...model.machine.machine import Machine
+from ...model.machine.machine_choice import MachineChoice
+from ...model.options import check_choice
+from ...solvers.budget import Budget
+from ..plan.plan import Plan
+from ..pricing.plan_price import PlanPrice, plan_price
+from .context import Tell
+from .plan_graph import plan_graph
+from .planner import prepared
+
+BASELINES = ("dp", "zero1", "zero2", "fsdp", "hsdp", "megatron")
+"""Names of configurations: `Parallelism` on a machine, see `baseline`."""
+
+ROOMY = 1 << 50
+"""Bytes of a device on which everything fits."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A plan and its price; `fits` the device's memory."""
+
+    plan: Plan
+    price: PlanPrice
+    fits: bool
+
+    def to_json(self, capacity: int) -> dict[str, Any]:
+        """ns of a step, bytes of the fullest rank, and the ns of every part of the busiest stage; `hidden` is less."""
+        stage = max(self.price.stages, key=lambda stage: stage.objective_ns)
+        waiting = self.price.objective_ns - stage.objective_ns
+        parts = {**stage.ns, "hidden": -stage.hidden_ns, "host": stage.host_bound_ns, "pipeline": waiting}
+        return {
+            "step_ns": self.price.objective_ns,
+            "memory_bytes": self.price.memory_bytes,
+            "capacity_bytes": capacity,
+            "fits": self.fits,
+            "status": self.plan.report["status"],
+            "bound_ns": self.plan.report["bound_ns"],
+            "stages": self.plan.size,
+            "micro_batches": self.plan.micro_batches,
+            "parts_ns": parts,
+            "limit": max(parts, key=lambda part: parts[part]),
+        }
+
+
+def baseline(name: str, given: Parallelism, machine: Machine, stages: int) -> Parallelism:
+    """A named configuration on a machine with `stages`; what is `given` replaces its sizes.
+
+    dp, zero1, zero2 and fsdp: every rank has samples of its own, and weights are whole or in shards; hsdp: in shards
+    within a node. megatron: matrices are split within a node, and what lies between them by positions.
+    PartitaError: an unknown name.
+    """
+    check_choice("--baseline", name, BASELINES)
+    devices = machine.devices // stages
+    inner = machine.hierarchy[-1] if len(machine.hierarchy) > 1 else 1
+    named = {
+        "dp": Parallelism(dp=devices, zero=0),
+        "zero1": Parallelism(dp=devices, zero=1),
+        "zero2": Parallelism(dp=devices, zero=2),
+        "fsdp": Parallelism(dp=devices, zero=3),
+        "hsdp": Parallelism(dp=devices, dp_shard=inner, zero=3),
+        "megatron": Parallelism(dp=devices // inner, tp=inner, zero=1, sequence_parallel=True),
+    }[name]
+    if given.tp is not None or given.cp is not None:
+        named = replace(named, dp=devices // ((given.tp or named.tp or 1) * (given.cp or 1)))
+    return replace(named, **given.given)
+
+
+def completed(given: Parallelism, machine: Machine, stages: int) -> Parallelism:
+    """The configuration, whose data-parallel ranks are those that its other sizes leave."""
+    taken = stages * (given.tp or 1) * (given.cp or 1)
+    if given.dp is None and machine.devices % taken:
+        raise PartitaError(f"{given} with {stages} stages does not divide {machine.devices} devices")
+    dp = given.dp or machine.devices // taken
+    if dp * taken != machine.devices:
+        what = f"{replace(given, dp=dp)} with {stages} stages"
+        raise PartitaError(f"{what} has {dp * taken} ranks, not {machine.devices}")
+    return replace(given, dp=dp)
+
+
+def price(
+    reference: str,
+    choice: MachineChoice,
+    given: Mapping[str, Any],
+    parallelism: Parallelism,
+    space: SearchSpace,
+    budget: Budget,
+    *,
+    small: bool = False,
+    name: str | None = None,
+    beside: bool = True,
+    progress: Tell | None = None,
+) -> dict[str, Any]:
+    """Price a configuration of a model; `name` is one of `BASELINES`, `beside`: plan the model freely as well.
+
+    A configuration that does not fit is priced as if it did. PartitaError: options that contradict each other.
+    """
+    machine, stages = choice.load(), space.stages or 1
+    parallelism = parallelism if name is None else baseline(name, parallelism, machine, stages)
+    parallelism = completed(parallelism, machine, stages)
+    fixed = replace(space, parallelism=parallelism, stages=stages, offload=space.offload or False)
+    graph, training, context = prepared(reference, machine, given, fixed, budget, small=small, progress=progress)
+    context = replace(context, emits=False)
+
+    def planned(on: Machine, among: SearchSpace) -> Plan:
+        return plan_graph(graph, on, training, among, budget, context)
+
+    try:
+        found = Priced(made := planned(machine, fixed), plan_price(made), fits=True)
+    except NoPlanError:
+        raise
+    except PartitaError as error:
+        if not str(error).startswith("the model fits no placement"):
+            raise
+        roomy = replace(machine, device=replace(machine.device, memory_bytes=ROOMY))
+        found = Priced(made := planned(roomy, fixed), plan_price(made), fits=False)
+    capacity = machine.device.capacity_bytes
+    result = {
+        "model": reference,
+        "machine": machine.name,
+        "devices": prod(machine.hierarchy),
+        "configuration": f"{parallelism}{f' --pp {stages}' if stages > 1 else ''}",
+        "baseline": name,
+        "priced": found.to_json(capacity),
+        "planned": None,
+    }
+    if beside:
+        context.tell("planning without the configuration")
+        kept = SearchSpace(recompute=space.recompute, overlap=space.overlap, compile=space.compile)
+        free = planned(machine, kept)
+        result["planned"] = Priced(free, plan_price(free), fits=True).to_json(capacity)
+        result["planned"]["mesh"] = list(free.placement.sizes) if free.size == 1 else None
+    return result
