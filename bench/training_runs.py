@@ -131,7 +131,7 @@ def predicted(case: Run) -> Row:
         "predicted_s": seconds,
         "measured_s": case.seconds,
         "ratio": None if case.seconds is None else seconds / case.seconds,
-        "predicted_gib": memory / GIB,
+        "predicted_gib": plan.parts[0].report["memory_bytes"] / GIB,
         "measured_gib": None if case.memory_bytes is None else case.memory_bytes / GIB,
         "fits": memory <= capacity - base.device.reserved_bytes,
         "flops": case.flops,
@@ -239,8 +239,10 @@ def _sweep(data: Mapping[str, Any]) -> Iterator[Run]:
         decoder = decoders[model]
         layers, head = [decoder.layers], 0
         if pp > 1:
-            derived = data["models"][model]["pp_layers_per_stage_derived"][str(pp)]
-            layers, head = derived["decoder_layers"], derived["lm_head_stage"][0]
+            derived = data["models"][model].get("pp_layers_per_stage_derived", {}).get(str(pp))
+            layers, head = _evenly(decoder.layers, pp)
+            if derived is not None:
+                layers, head = derived["decoder_layers"], derived["lm_head_stage"][0]
         full = tuple(count for stage, count in enumerate(layers) if count or stage == head)
         yield Run(
             f"{model} dp{given['dp']} tp{tp} pp{pp} mbs{given['mbs']} zero{given['zero_stage']}",
@@ -266,6 +268,12 @@ def _sweep(data: Mapping[str, Any]) -> Iterator[Run]:
         )
 
 
+def _evenly(layers: int, stages: int) -> tuple[list[int], int]:
+    """Layers of every stage as even as can be, the first with more, and the stage with the head."""
+    counts = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    return counts, min(layers, stages - 1)
+
+
 def _megatron(data: Mapping[str, Any]) -> Iterator[Run]:
     for given in data["rows"]:
         layers, width, pp = given["layers"], given["hidden"], given["pp"]
@@ -276,7 +284,7 @@ def _megatron(data: Mapping[str, Any]) -> Iterator[Run]:
         yield Run(
             f"{given['model']} dp{given['dp']} tp{given['tp']} pp{pp} mbs{given['mbs']}",
             decoder,
-            "selene-a100",
+            "dgx-a100",
             given["gpus"],
             Parallelism(
                 dp=given["dp"],
