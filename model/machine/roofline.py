@@ -42,10 +42,10 @@ class Roofline:
 
 
 def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float:
-    """Arithmetic of the backward relative to the forward: one product for every input that has a gradient.
+    """Arithmetic of the backward relative to the forward: one product for every factor that has a gradient.
 
-    Fused attention recomputes the scores: five products against two in the forward. A recurrent layer has a product for
-    the gradient of what a step reads, and one for that of the weights.
+    A bias is no factor: its gradient is a sum. Fused attention recomputes the scores: five products against two in the
+    forward. A recurrent layer has a product for the gradient of what a step reads, and one for that of the weights.
     """
     if not node.gradient:
         return 0.0
@@ -53,7 +53,8 @@ def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float
         return 2.5
     if node.op in ("lstm", "gru", "rnn"):
         return 2.0
-    return float(sum(i.gradient for i in inputs)) if matmul else 1.0
+    factors = (i for place, i in enumerate(inputs) if place < 2 or len(i.shape) > 1)
+    return float(sum(i.gradient for i in factors)) if matmul else 1.0
 
 
 def passes_ns(work_s: float, traffic_s: float, factor: float | None, launch_ns: float) -> tuple[float, float]:
