@@ -17,7 +17,7 @@ Constant MFU takes all devices to reach the same share of their peak, the one wi
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ ROOMY = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Sizes of a decoder: with gated perceptrons and rotary positions (`gated`), or GPT's."""
+    """Sizes of a decoder: with gated perceptrons and rotary positions (`gated`), or GPT's with unfused attention."""
 
     layers: int
     width: int
@@ -97,6 +97,7 @@ class Run:
     stages: tuple[int, ...]
     empty: int = 0
     chunks: int = 1
+    overlap: bool = True
     seconds: float | None = None
     memory_bytes: float | None = None
     model: str = ""
@@ -175,10 +176,23 @@ def captured(decoder: Decoder) -> PCG:
             module: Any = Llama(d.vocabulary, d.layers, d.width, d.heads, d.key_heads, d.inner)
         else:
             module = GPT(d.vocabulary, d.sequence, d.layers, d.width, d.heads, dropout=0.0)
+            for layer in module.layers:
+                layer.attention.forward = partial(_unfused_attention, layer.attention)
         if d.tied:
             module.scores.weight = module.token_embedding.weight
         ids = torch.zeros(2, d.sequence, dtype=torch.long)
     return capture(module, (ids, ids), batch=2)
+
+
+def _unfused_attention(attention: Any, x: Any) -> Any:
+    """Attention that writes its scores, as of 2021: products, mask and softmax are kernels of their own."""
+    import torch
+
+    q, k, v = (t.transpose(1, 2) for t in attention.qkv(x).unflatten(-1, (3, attention.heads, -1)).unbind(2))
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)
+    future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+    weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+    return attention.output((weights @ v).transpose(1, 2).flatten(2))
 
 
 def planned(case: Run, machine: Machine | None = None) -> Plan:
@@ -195,6 +209,7 @@ def planned(case: Run, machine: Machine | None = None) -> Plan:
         stages_at=tuple(_begins(case)),
         recompute=case.recompute,
         compile=True,
+        overlap=case.overlap,
         parallelism=case.parallelism,
     )
     budget = Budget(workers=1, store=store_in("none"))
@@ -313,10 +328,11 @@ def _megatron(data: Mapping[str, Any]) -> Iterator[Run]:
                 sequence_parallel=False if given["tp"] > 1 else None,
             ),
             given["gbs_seqs"],
-            "mixed-float16",
+            "mixed-bfloat16-bf16grad",
             "full",
             (layers // (pp * chunks),) * (pp * chunks),
             chunks=chunks,
+            overlap=False,
             seconds=given["iter_time_s_derived"],
             model=given["model"],
             tier="megatron",
