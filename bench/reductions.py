@@ -68,7 +68,7 @@ def measure(hierarchy: tuple[int, ...], solved: int = 3) -> Row:
     """The row of a hierarchy; with more than `solved` levels no solver of boolean states runs."""
     machine, levels = tree(hierarchy), len(hierarchy)
     reduction = Reduction(of_rows([hierarchy]), (0,))
-    for kept in (graph, search._paths, search._envelope, enumeration._programs):
+    for kept in (graph, search._paths_of, search._envelope, enumeration._programs):
         kept.cache_clear()
     best, optimal_s = _timed(lambda: search.optimal(machine, reduction, BYTES))
     count, enumerated, enumerate_s = None, None, None

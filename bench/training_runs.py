@@ -399,7 +399,7 @@ def _rank_correlation(rows: Sequence[Row]) -> float | None:
     each = [[row[key] * row["gpus"] / row["samples"] for row in rows] for key in ("predicted_s", "measured_s")]
     ranks = [np.unique(times, return_inverse=True)[1].astype(float) for times in each]
     spread = [float(np.std(own)) for own in ranks]
-    return float(np.corrcoef(*ranks)[0, 1]) if min(spread) > 0 else None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if min(spread) > 0 else None
 
 
 def _of(key: str) -> Callable[[Row], Any]:

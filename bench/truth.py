@@ -21,7 +21,7 @@ Pairs of matrices of one experiment whose measured times differ by more than 3 %
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,13 @@ from ..formulation.reduction.program import Collective, Reduction, ReductionProg
 from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
-from . import training_runs
 from .cases import Row, Tell
+from .training_runs import Run
+from .training_runs import megatron as megatron_runs
+from .training_runs import run as predict_runs
+from .training_runs import summary as runs_summary
+from .training_runs import sweep as sweep_runs
+from .training_runs import totals as runs_totals
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
 BYTES = 10 * 2**29 * 4
@@ -66,10 +71,14 @@ def run(
     """
     if sum(file is not None for file in (p2, sweep, megatron)) > 1:
         raise PartitaError("--p2, --sweep and --megatron each name what is predicted; give one of them")
-    for file, read in ((sweep, training_runs.sweep), (megatron, training_runs.megatron)):
-        if file is not None:
-            runs = read(file)
-            return training_runs.run(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+    named: tuple[tuple[Path | None, Callable[[Path], list[Run]]], ...] = (
+        (sweep, sweep_runs),
+        (megatron, megatron_runs),
+    )
+    for given, read in named:
+        if given is not None:
+            runs = read(given)
+            return predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
     file = P2 if p2 is None else p2
     groups = _groups(file)
     kept = [
@@ -190,13 +199,13 @@ def _x(numbers: Iterable[int]) -> str:
 
 def totals(rows: Sequence[Row]) -> Row:
     """Of training runs their statistics."""
-    return training_runs.totals(rows) if "run" in rows[0] else {}
+    return runs_totals(rows) if "run" in rows[0] else {}
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
     """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1; of training runs see there."""
     if "run" in rows[0]:
-        return training_runs.summary(rows)
+        return runs_summary(rows)
     parts = {"all": list(rows)}
     for row in rows:
         kind = f"{row['system'].split()[-1]} {row['algorithm']}"

@@ -124,7 +124,7 @@ def price(
         roomy = replace(machine, device=replace(machine.device, memory_bytes=ROOMY))
         found = Priced(made := planned(roomy, fixed), plan_price(made), fits=False)
     capacity = machine.device.capacity_bytes
-    result = {
+    result: dict[str, Any] = {
         "model": reference,
         "machine": machine.name,
         "devices": prod(machine.hierarchy),

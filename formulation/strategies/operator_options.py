@@ -216,7 +216,7 @@ class GraphOptions:
         # stay equal.
         attributes = tuple(a for a in node.attributes if a[0] not in ("site", "peer"))
         sources = ((i, self.pcg.nodes[i]) for i in node.inputs)
-        key = (
+        key: tuple[object, ...] = (
             node.op, attributes, node.shape, node.dtype, node.gradient, known[index], given, fused,
             tuple((n.op == "parameter", known[i], n.dtype, n.gradient, table_rows(n)) for i, n in sources),
         )  # fmt: skip
