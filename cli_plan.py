@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
-from .codegen.report.terminal import print_either, print_json, progress_shown, words_to_stderr
+from .codegen.report.terminal import leave, print_either, print_json, progress_shown, words_to_stderr
 from .formulation.parallelism import Parallelism
 from .formulation.rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 from .formulation.search_space import SearchSpace
@@ -57,7 +57,10 @@ class PlanCommand(TyperCommand):
         return list(super().parse_args(ctx, given))
 
 
-@with_options(MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget, Files)
+VALUES = MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget, Files
+
+
+@with_options(*VALUES)
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
     small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
@@ -137,3 +140,40 @@ def plan(
     print_either(summary, found, as_json)
     if "interrupt" in summary["space"]["limits_hit"]:
         raise typer.Exit(INTERRUPTED)
+
+
+@with_options(MachineChoice, Training, Parallelism, SearchSpace, Budget)
+def price(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model family, such as gpt2.")],
+    small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
+    *,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="A named configuration: dp, zero1, zero2, fsdp, hsdp, megatron.", metavar="NAME"),
+    ] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside/--alone", help="Also plan freely, to compare, or price this only.")
+    ] = True,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Predict step and memory of a configuration, beside the planner's own plan; exit code 1 if it does not fit."""
+    from .codegen.planner.price import PriceRequest
+    from .codegen.planner.price import price as priced
+    from .codegen.report.price_text import price_text
+
+    request = PriceRequest(
+        model=model,
+        machine=MachineChoice(**chosen(MachineChoice, options)),
+        training=chosen(Training, options),
+        parallelism=Parallelism(**chosen(Parallelism, options)),
+        space=SearchSpace(**chosen(SearchSpace, options)),
+        budget=Budget(**chosen(Budget, options)),
+        small=small,
+        baseline=baseline,
+        beside=beside,
+    )
+    with words_to_stderr(), progress_shown() as progress:
+        result = priced(request, progress)
+    print_either(result, price_text(result), as_json)
+    leave(result["priced"]["fits"])

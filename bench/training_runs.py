@@ -109,7 +109,7 @@ class Run:
         return self.decoder.flops_per_token * self.decoder.sequence * self.batch / self.devices
 
 
-def run(only: Sequence[str], tell: Tell, runs: Iterable[Run]) -> list[Row]:
+def predict(only: Sequence[str], tell: Tell, runs: Iterable[Run]) -> list[Row]:
     """Predict runs, in as many processes as there are cores."""
     cases = sorted(chosen(runs, only, what="run"), key=lambda case: case.model)
     rows: list[Row] = []
@@ -264,7 +264,14 @@ def _sweep(data: Mapping[str, Any]) -> Iterator[Run]:
     sequence, batch = data["about"]["common"]["seq_len"], data["about"]["common"]["gbs_seqs"]
     decoders = {
         name: Decoder(
-            m["layers"], m["hidden"], m["heads"], m["kv_heads"], m["intermediate"], m["vocab"], sequence, m["tied"]
+            layers=m["layers"],
+            width=m["hidden"],
+            heads=m["heads"],
+            key_heads=m["kv_heads"],
+            inner=m["intermediate"],
+            vocabulary=m["vocab"],
+            sequence=sequence,
+            tied=m["tied"],
         )
         for name, m in data["models"].items()
     }
@@ -279,21 +286,21 @@ def _sweep(data: Mapping[str, Any]) -> Iterator[Run]:
                 layers, head = derived["decoder_layers"], derived["lm_head_stage"][0]
         full = tuple(count for stage, count in enumerate(layers) if count or stage == head)
         yield Run(
-            f"{model} dp{given['dp']} tp{tp} pp{pp} mbs{given['mbs']} zero{given['zero_stage']}",
-            decoder,
-            "p5-h100",
-            given["gpus"],
-            Parallelism(
+            name=f"{model} dp{given['dp']} tp{tp} pp{pp} mbs{given['mbs']} zero{given['zero_stage']}",
+            decoder=decoder,
+            machine="p5-h100",
+            devices=given["gpus"],
+            parallelism=Parallelism(
                 dp=given["dp"],
                 tp=tp,
                 zero=given["zero_stage"],
                 micro_batch=given["mbs"],
                 sequence_parallel=True if tp > 1 else None,
             ),
-            given.get("gbs_seqs", batch),
-            "mixed-bfloat16-fp32grad",
-            "none",
-            full,
+            batch=given.get("gbs_seqs", batch),
+            dtype="mixed-bfloat16-fp32grad",
+            recompute="none",
+            stages=full,
             empty=len(layers) - len(full),
             seconds=given.get("step_time_s"),
             memory_bytes=given["gpu_mem_GB"] * GIB if given.get("gpu_mem_GB") else None,
@@ -313,24 +320,32 @@ def _megatron(data: Mapping[str, Any]) -> Iterator[Run]:
         layers, width, pp = given["layers"], given["hidden"], given["pp"]
         chunks = given.get("virtual_stages") or 1
         decoder = Decoder(
-            layers, width, given["heads"], given["heads"], 4 * width, data["vocab"], data["seq_len"], True, gated=False
+            layers=layers,
+            width=width,
+            heads=given["heads"],
+            key_heads=given["heads"],
+            inner=4 * width,
+            vocabulary=data["vocab"],
+            sequence=data["seq_len"],
+            tied=True,
+            gated=False,
         )
         yield Run(
-            f"{given['model']} dp{given['dp']} tp{given['tp']} pp{pp} mbs{given['mbs']}",
-            decoder,
-            "dgx-a100",
-            given["gpus"],
-            Parallelism(
+            name=f"{given['model']} dp{given['dp']} tp{given['tp']} pp{pp} mbs{given['mbs']}",
+            decoder=decoder,
+            machine="dgx-a100",
+            devices=given["gpus"],
+            parallelism=Parallelism(
                 dp=given["dp"],
                 tp=given["tp"],
                 zero=0,
                 micro_batch=given["mbs"],
                 sequence_parallel=False if given["tp"] > 1 else None,
             ),
-            given["gbs_seqs"],
-            "mixed-bfloat16-bf16grad",
-            "full",
-            (layers // (pp * chunks),) * (pp * chunks),
+            batch=given["gbs_seqs"],
+            dtype="mixed-bfloat16-bf16grad",
+            recompute="full",
+            stages=(layers // (pp * chunks),) * (pp * chunks),
             chunks=chunks,
             overlap=False,
             seconds=given["iter_time_s_derived"],

@@ -37,7 +37,7 @@ from ..model.machine.machine import Machine
 from .cases import Row, Tell
 from .training_runs import Run
 from .training_runs import megatron as megatron_runs
-from .training_runs import run as predict_runs
+from .training_runs import predict as predict_runs
 from .training_runs import summary as runs_summary
 from .training_runs import sweep as sweep_runs
 from .training_runs import totals as runs_totals

@@ -24,6 +24,7 @@ from partita.cli_options import chosen
 from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import Network, Variable
 from partita.formulation.network.network_file import network_json, read_network
+from partita.formulation.parallelism import Parallelism
 from partita.formulation.rewriting.saturation_limits import SaturationLimits
 from partita.formulation.search_space import SearchSpace
 from partita.model.machine.machine_choice import MachineChoice
@@ -124,11 +125,11 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
 
 def test_every_option_of_a_plan_is_a_field_of_a_value() -> None:
     """All but the model's, the output's, and those of rules and cache, which are two options each."""
-    values = (MachineChoice, Training, SearchSpace, SaturationLimits, Budget)
+    values = (MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget)
     made = {name for value in values for name in chosen(value, _Everything())}
     own = {name for value in values for name in (field.name for field in fields(value))}
     bounds = {"bounded_rounds", "matches", "alternatives"}  # of generated rules
-    assert own - made == bounds | {"rules", "saturation", "bundles", "seconds", "executor", "store"}
+    assert own - made == bounds | {"rules", "saturation", "parallelism", "bundles", "seconds", "executor", "store"}
 
 
 class _Everything(dict[str, Any]):
@@ -248,7 +249,8 @@ def test_a_saved_network_is_what_its_name_says(partita: Run, tmp_path: Path) -> 
     assert partita("solve", tmp_path / "n.json.gz")[0] == 0
 
 
-def test_help_names_every_dtype(partita: Run) -> None:
+def test_help_names_every_dtype(partita: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     words = partita("plan", "--help")[1].replace("│", " ").split()
     assert {dtype for dtype in DTYPES if any(word.strip(".,;") == dtype for word in words)} == set(DTYPES)
     assert "ranks." in words

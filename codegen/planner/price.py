@@ -87,28 +87,31 @@ def completed(given: Parallelism, machine: Machine, stages: int) -> Parallelism:
     return replace(given, dp=dp)
 
 
-def price(
-    reference: str,
-    choice: MachineChoice,
-    given: Mapping[str, Any],
-    parallelism: Parallelism,
-    space: SearchSpace,
-    budget: Budget,
-    *,
-    small: bool = False,
-    name: str | None = None,
-    beside: bool = True,
-    progress: Tell | None = None,
-) -> dict[str, Any]:
-    """Price a configuration of a model; `name` is one of `BASELINES`, `beside`: plan the model freely as well.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceRequest:
+    """What to price: a configuration of a model; `baseline` is one of `BASELINES`, `beside`: plan it freely as well."""
 
-    A configuration that does not fit is priced as if it did. PartitaError: options that contradict each other.
-    """
-    machine, stages = choice.load(), space.stages or 1
+    model: str
+    machine: MachineChoice
+    training: Mapping[str, Any]
+    parallelism: Parallelism
+    space: SearchSpace
+    budget: Budget
+    small: bool = False
+    baseline: str | None = None
+    beside: bool = True
+
+
+def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]:
+    """Price a configuration; one that does not fit as if it did. PartitaError: options that contradict each other."""
+    parallelism, space, budget, name = request.parallelism, request.space, request.budget, request.baseline
+    machine, stages = request.machine.load(), space.stages or 1
     parallelism = parallelism if name is None else baseline(name, parallelism, machine, stages)
     parallelism = completed(parallelism, machine, stages)
     fixed = replace(space, parallelism=parallelism, stages=stages, offload=space.offload or False)
-    graph, training, context = prepared(reference, machine, given, fixed, budget, small=small, progress=progress)
+    graph, training, context = prepared(
+        request.model, machine, request.training, fixed, budget, small=request.small, progress=progress
+    )
     context = replace(context, emits=False)
 
     def planned(on: Machine, among: SearchSpace) -> Plan:
@@ -125,7 +128,7 @@ def price(
         found = Priced(made := planned(roomy, fixed), plan_price(made), fits=False)
     capacity = machine.device.capacity_bytes
     result: dict[str, Any] = {
-        "model": reference,
+        "model": request.model,
         "machine": machine.name,
         "devices": prod(machine.hierarchy),
         "configuration": f"{parallelism}{f' --pp {stages}' if stages > 1 else ''}",
@@ -133,7 +136,7 @@ def price(
         "priced": found.to_json(capacity),
         "planned": None,
     }
-    if beside:
+    if request.beside:
         context.tell("planning without the configuration")
         kept = SearchSpace(recompute=space.recompute, overlap=space.overlap, compile=space.compile)
         free = planned(machine, kept)

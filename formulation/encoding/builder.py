@@ -17,8 +17,8 @@ from ..network.chains import Position
 from ..network.network import Edge, Switch, Variable, Window
 from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
+from ..strategies.graph_options import GraphOptions, OperatorOptions
 from ..strategies.operand_cost import EdgeTables, OperandCosts
-from ..strategies.operator_options import GraphOptions, OperatorOptions
 from ..strategies.tensor_classes import Classes, Use, classes
 from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
@@ -112,9 +112,8 @@ class NetworkBuilder:
             self.transitions,
             self.roofline,
             self.precision,
-            self.options.space.fixed,
+            self.options.space,
             self.options.spread_tables,
-            parallelism=self.options.space.parallelism,
             memo=found.options,
             numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
         )

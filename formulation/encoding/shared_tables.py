@@ -12,8 +12,8 @@ from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine
 from ..network.network import SwitchTables
 from ..placement.placement import Placement
+from ..strategies.graph_options import OptionsMemo
 from ..strategies.operand_cost import EdgeTables
-from ..strategies.operator_options import OptionsMemo
 from ..strategies.transitions import Transitions
 from ..weights.storage import Storage
 

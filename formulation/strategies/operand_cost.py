@@ -16,7 +16,8 @@ from ...model.graph.layout import B, P, R, S
 from ...model.graph.sparse_tables import sparse_tables
 from ..network.network import INFINITE
 from ..weights.storage import Storage, cast_ns
-from .operator_options import GraphOptions, OperatorOptions
+from .graph_options import GraphOptions
+from .operator_options import OperatorOptions
 from .option_costs import LOSS_TRANSIENTS
 from .tensor_classes import Classes, Use, handover
 from .transitions import Codes, Space, Table, space

@@ -308,8 +308,8 @@ def _level(data: Any) -> Level:
         rate(data["bandwidth"]),
         number(data["latency_ns"]),
         Wiring.from_json(data["wiring"]) if "wiring" in data else None,
-        rate(data.get("scatter_share", 1.0)),
-        number(data.get("wait_ns", 0.0)),
+        scatter_share=rate(data.get("scatter_share", 1.0)),
+        wait_ns=number(data.get("wait_ns", 0.0)),
     )
 
 
