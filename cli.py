@@ -58,11 +58,18 @@ class BenchOptions:
     )
     sweep: Path | None = field(
         default=None,
-        metadata=option(str, "For truth: runs as of the Ultra-Scale Playbook.", metavar="FILE", parse=parse_path),
+        metadata=option(
+            str,
+            "For truth: runs in the format of the Ultra-Scale Playbook.",
+            metavar="FILE",
+            parse=parse_path,
+        ),
     )
     megatron: Path | None = field(
         default=None,
-        metadata=option(str, "For truth: runs as in Megatron-LM's Table 1.", metavar="FILE", parse=parse_path),
+        metadata=option(
+            str, "For truth: runs in the format of Megatron-LM's Table 1.", metavar="FILE", parse=parse_path
+        ),
     )
     instances: Path | None = field(
         default=None,

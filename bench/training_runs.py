@@ -45,8 +45,6 @@ WITHIN = 0.15
 LEAST_GROUP = 4
 STATES = 12
 """Bytes of Adam's states of an element, the master copy included."""
-ROOMY = 1 << 50
-"""Bytes of a device on which everything fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +121,7 @@ def predict(only: Sequence[str], tell: Tell, runs: Iterable[Run]) -> list[Row]:
 
 def predicted(case: Run) -> Row:
     """The row of a run."""
-    plan, base = planned(case), Machine.load(case.machine)
-    memory, capacity = plan.report["memory_bytes"], base.device.memory_bytes
+    plan = planned(case)
     seconds = plan.report["objective_ns"] / 1e9
     return {
         "run": case.name,
@@ -137,7 +134,7 @@ def predicted(case: Run) -> Row:
         "ratio": None if case.seconds is None else seconds / case.seconds,
         "predicted_gib": _first_rank_bytes(case, plan) / GIB,
         "measured_gib": None if case.memory_bytes is None else case.memory_bytes / GIB,
-        "fits": memory <= capacity - base.device.reserved_bytes,
+        "fits": plan.report["memory_bytes"] <= Machine.load(case.machine).device.capacity_bytes,
         "flops": case.flops,
     }
 
@@ -195,11 +192,10 @@ def _unfused_attention(attention: Any, x: Any) -> Any:
     return attention.output((weights @ v).transpose(1, 2).flatten(2))
 
 
-def planned(case: Run, machine: Machine | None = None) -> Plan:
-    """The best plan of a run's configuration on its machine, or on another one, whatever memory it needs."""
-    base = Machine.load(case.machine) if machine is None else machine
-    whole = base.with_nodes(max(1, case.devices // prod(base.hierarchy[1:])))
-    whole = replace(whole, device=replace(whole.device, memory_bytes=ROOMY))
+def planned(case: Run) -> Plan:
+    """The best plan of a run's configuration on its machine, whatever memory it needs."""
+    base = Machine.load(case.machine)
+    whole = base.with_nodes(max(1, case.devices // prod(base.hierarchy[1:]))).without_memory_limit()
     if case.empty:
         whole = _of_stages(whole, len(case.stages) + case.empty, len(case.stages))
     space = SearchSpace(
@@ -389,7 +385,8 @@ def summary(rows: Sequence[Row]) -> list[Row]:
             parts.setdefault(name, []).append(row)
     short = ("runs", "median_abs_error", "p90_abs_error", "median_ratio", "group_spearman", "top1_regret")
     keys = (*short, "memory_within_15", "oom_false", "constant_mfu_median_abs_error")
-    return [{"rows": name} | {key: totals(own)[key] for key in keys} for name, own in sorted(parts.items())]
+    found = {name: totals(own) for name, own in sorted(parts.items())}
+    return [{"rows": name} | {key: own[key] for key in keys} for name, own in found.items()]
 
 
 def constant_mfu_error(rows: Sequence[Row]) -> float | None:
@@ -408,13 +405,11 @@ def _groups(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _rank_correlation(rows: Sequence[Row]) -> float | None:
-    """Spearman's, of device seconds per sample."""
-    if len(rows) < 2:
-        return None
-    each = [[row[key] * row["gpus"] / row["samples"] for row in rows] for key in ("predicted_s", "measured_s")]
-    ranks = [np.unique(times, return_inverse=True)[1].astype(float) for times in each]
-    spread = [float(np.std(own)) for own in ranks]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if min(spread) > 0 else None
+    """Spearman's, of device seconds per sample; None where one of both is the same for all rows."""
+    from scipy.stats import spearmanr
+
+    times = [[row[key] * row["gpus"] / row["samples"] for row in rows] for key in ("predicted_s", "measured_s")]
+    return float(spearmanr(times[0], times[1]).statistic) if min(len({*own}) for own in times) > 1 else None
 
 
 def _of(key: str) -> Callable[[Row], Any]:

@@ -66,8 +66,8 @@ def run(
 ) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    Of files of training runs (`training_runs`) those instead. PartitaError: a file that is none, a system that no
-    machine describes, no experiment left, or several files.
+    `sweep` and `megatron` are files of training runs, which are predicted instead (`training_runs`). PartitaError: a
+    file in another format, a system that no machine describes, no experiment left, or several files.
     """
     if sum(file is not None for file in (p2, sweep, megatron)) > 1:
         raise PartitaError("--p2, --sweep and --megatron each name what is predicted; give one of them")
@@ -198,12 +198,12 @@ def _x(numbers: Iterable[int]) -> str:
 
 
 def totals(rows: Sequence[Row]) -> Row:
-    """Of training runs their statistics."""
+    """The statistics of training runs; none for the tables of P²."""
     return runs_totals(rows) if "run" in rows[0] else {}
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1; of training runs see there."""
+    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1; or that of training runs."""
     if "run" in rows[0]:
         return runs_summary(rows)
     parts = {"all": list(rows)}

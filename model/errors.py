@@ -7,6 +7,10 @@ class PartitaError(ValueError):
     """Wrong input; the command line prints the message and exits with 2."""
 
 
+class DoesNotFitError(PartitaError):
+    """The model fits the devices' memory under no plan that was searched."""
+
+
 class NoPlanError(PartitaError):
     """The search ended without a plan, by its time limit or an interrupt; a plan may exist.
 

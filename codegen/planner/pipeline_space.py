@@ -30,9 +30,9 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
         return None
     found = _rows(problem, space, _cuts(graph))
     sizes = atom_sizes(graph, problem.batch, (1,))
-    ordered = not space.parallelism.fixes_axes
     inner = {row: _inner(machine, row, space) for row in found}
-    inner = {row: reordered(places, sizes) if ordered else places for row, places in inner.items()}
+    if not space.parallelism.fixes_axes:
+        inner = {row: reordered(places, sizes) for row, places in inner.items()}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
     return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
 
@@ -106,8 +106,11 @@ def inside(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
 
 
 def _inner(machine: Machine, row: Row, space: SearchSpace) -> tuple[Placement, ...]:
-    """The meshes of a stage; with sizes of parallelism the one with tensor ranks innermost."""
-    hierarchy = stage_machine(machine, row).hierarchy
+    return meshes(stage_machine(machine, row).hierarchy, space)
+
+
+def meshes(hierarchy: tuple[int, ...], space: SearchSpace) -> tuple[Placement, ...]:
+    """The meshes of a stage on these levels; with sizes of parallelism the one with tensor ranks innermost."""
     sizes = space.sizes(math.prod(hierarchy))
     if space.parallelism.fixes_axes and sizes is not None:
         return (innermost_last(hierarchy, sizes),)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...formulation.parallelism import Parallelism
 from ...formulation.search_space import SearchSpace
-from ...model.errors import NoPlanError, PartitaError
+from ...model.errors import DoesNotFitError, PartitaError
 from ...model.machine.machine import Machine
 from ...model.machine.machine_choice import MachineChoice
 from ...model.options import check_choice
@@ -20,9 +20,6 @@ from .planner import prepared
 
 BASELINES = ("dp", "zero1", "zero2", "fsdp", "hsdp", "megatron")
 """Names of configurations: `Parallelism` on a machine, see `baseline`."""
-
-ROOMY = 1 << 50
-"""Bytes of a device on which everything fits."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +116,8 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
 
     try:
         found = Priced(made := planned(machine, fixed), plan_price(made), fits=True)
-    except NoPlanError:
-        raise
-    except PartitaError as error:
-        if not str(error).startswith("the model fits no placement"):
-            raise
-        roomy = replace(machine, device=replace(machine.device, memory_bytes=ROOMY))
-        found = Priced(made := planned(roomy, fixed), plan_price(made), fits=False)
+    except DoesNotFitError:
+        found = Priced(made := planned(machine.without_memory_limit(), fixed), plan_price(made), fits=False)
     capacity = machine.device.capacity_bytes
     result: dict[str, Any] = {
         "model": request.model,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...formulation.network.network_file import network_json
 from ...formulation.placement.mappings import mapped, without_ones
-from ...formulation.placement.placement import Placement, distinct, innermost_last, placements, reordered
+from ...formulation.placement.placement import Placement, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
@@ -18,7 +18,7 @@ from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ..emission.spmd.micro_batches import divided
-from .pipeline_space import inside
+from .pipeline_space import inside, meshes
 
 MOST_WORK = 2.0**32
 """Limit on the additions of formulating and of one elimination, a few seconds; a search repeats them dozens of times.
@@ -60,10 +60,8 @@ def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
         places: tuple[Placement, ...] = (without_ones(mapped(space.mapping, machine.hierarchy)),)
     elif space.stages is not None and space.stages > 1:
         places = inside(machine, space)
-    elif space.parallelism.fixes_axes:
-        places = (innermost_last(machine.hierarchy, space.parallelism.sizes(machine.devices)),)
     else:
-        places = distinct(placements(machine.hierarchy, mesh=space.mesh))
+        places = meshes(machine.hierarchy, space)
     counts = {strategy.count(",") + 1 for _, strategy in space.fix if "," in strategy}
     if len(counts) > 1:
         raise PartitaError("--fix names strategies for different numbers of axes")

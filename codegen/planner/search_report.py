@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...formulation.rewriting.saturate import Rewritten
-from ...model.errors import NoPlanError, PartitaError
+from ...model.errors import DoesNotFitError, NoPlanError, PartitaError
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
@@ -86,7 +86,7 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
         if missing:  # else the search proved a lack of memory, but not its size
             needs = f"at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
             needs += f"{missing / gib:.2f} GiB are missing"
-        return PartitaError(
+        return DoesNotFitError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
             + (", with optimizer states in the host's memory" if problem.space.offload else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")

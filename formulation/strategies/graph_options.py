@@ -122,7 +122,9 @@ class GraphOptions:
         keep = preferred if preferred.any() else keep
         if not keep.any():
             node = self.pcg.nodes[index]
-            raise PartitaError(f"{node.op} {node.name!r} cannot be divided as {self.parallelism} wants it")
+            raise PartitaError(
+                f"{node.op} {node.name!r} has no strategy on mesh {self.axes} that {self.parallelism} allows"
+            )
         return found.only(keep)
 
     def _restrict(self, index: int, found: OperatorOptions, given: tuple[str, ...]) -> OperatorOptions:

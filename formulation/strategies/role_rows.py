@@ -4,7 +4,7 @@ A row is judged by the graph-wide dimensions that it splits (`model.graph.atoms.
 what weights have, such as heads and channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from ...model.graph.boundaries import boundaries
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.layout import atom_of, is_split
 from ...model.graph.origin import origin
-from ...model.graph.pcg import PCG
+from ...model.graph.pcg import PCG, Node
 from ..parallelism import Role
 from .row import Row
 from .strategy import rows
@@ -26,9 +26,9 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class DimensionKinds:
-    """Numbers of the graph-wide dimensions that count samples, positions in them, and what matrices have.
+    """Numbers of the graph-wide dimensions that count samples, positions in a sample, and rows or columns of weights.
 
-    `residual`: of those of matrices the ones that pass from layer to layer.
+    `residual`: those of weights that the tensors between layers have too.
     """
 
     samples: frozenset[int]
@@ -39,7 +39,7 @@ class DimensionKinds:
 
 @lru_cache(maxsize=64)
 def dimension_kinds(graph: PCG) -> DimensionKinds:
-    """Positions are the other dims of token ids, and those that neither count samples nor belong to a matrix."""
+    """Positions are the dims of token ids that do not count samples, and dims that no parameter has."""
     at = origin(graph)
     if at is not graph:
         return dimension_kinds(at)
@@ -47,24 +47,15 @@ def dimension_kinds(graph: PCG) -> DimensionKinds:
         return dimension_kinds(graph.part[0])
     known, numbered = atoms(graph), dimensions(graph)
     samples = {numbered[i][a] for i, of in enumerate(known) for a in of.batch}
-    every = {number for own in numbered for number in own}
-    tokens = {
-        number
-        for node, own in zip(graph.nodes, numbered, strict=True)
-        if node.op == "input" and node.dtype not in FLOATS
-        for number in own
-    }
-    weights = {
-        number
-        for node, own in zip(graph.nodes, numbered, strict=True)
-        if node.op == "parameter" and len(node.shape) > 1
-        for number in own
-    }
-    vectors = {
-        number for node, own in zip(graph.nodes, numbered, strict=True) if node.op == "parameter" for number in own
-    }
-    positions = (tokens | (every - vectors)) - samples
-    weights -= positions | samples
+
+    def dimensions_of(chosen: Callable[[Node], bool]) -> set[int]:
+        pairs = zip(graph.nodes, numbered, strict=True)
+        return {number for node, own in pairs if chosen(node) for number in own}
+
+    tokens = dimensions_of(lambda node: node.op == "input" and node.dtype not in FLOATS)
+    computed = dimensions_of(lambda node: True) - dimensions_of(lambda node: node.op == "parameter")
+    positions = (tokens | computed) - samples
+    weights = dimensions_of(lambda node: node.op == "parameter" and len(node.shape) > 1) - positions - samples
     crossing = {number for boundary in boundaries(graph) for i in boundary.crossing for number in numbered[i]}
     return DimensionKinds(*map(frozenset, (samples, positions, weights, weights & crossing)))
 

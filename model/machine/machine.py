@@ -42,7 +42,7 @@ class Level:
     wait_ns: float = 0.0
 
     def carrying(self, kind: str) -> Level:
-        """The level as a collective of this kind finds it."""
+        """The level with the bandwidth that a collective of this kind reaches."""
         if self.scatter_share == 1.0 or kind not in ("all_gather", "reduce_scatter"):
             return self
         wiring = self.wiring and self.wiring.divided(1 / self.scatter_share)
@@ -149,9 +149,13 @@ class Machine:
         return self.levels[level].latency_ns
 
     def carrying(self, kind: str) -> Machine:
-        """The machine as a collective of this kind finds it."""
+        """The machine with the bandwidths that a collective of this kind reaches."""
         levels = tuple(level.carrying(kind) for level in self.levels)
         return self if levels == self.levels else replace(self, levels=levels)
+
+    def without_memory_limit(self) -> Machine:
+        """This machine with devices on which everything fits."""
+        return replace(self, device=replace(self.device, memory_bytes=1 << 50))
 
     def with_nodes(self, nodes: int) -> Machine:
         """This machine with `nodes` units on its outermost level."""
@@ -195,19 +199,10 @@ class Machine:
 
     def to_json(self) -> dict[str, Any]:
         """The machine as in a machine file, without sources."""
-        device = {f.name: getattr(self.device, f.name) for f in fields(Device)}
-        if self.device.host_bandwidth is None:
-            del device["host_bandwidth"]
-        if not self.device.host_ns:
-            del device["host_ns"]
-        if self.device.attention_efficiency is None:
-            del device["attention_efficiency"]
-        if not self.device.step_ns:
-            del device["step_ns"]
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
-            "device": device | {"peak": dict(self.device.peak)},
+            "device": _given(self.device) | {"peak": dict(self.device.peak)},
             "collectives": self.collectives,
         }
 
@@ -290,15 +285,14 @@ def _find(name_or_path: str | Path) -> Path:
     )
 
 
-_LEVEL_DEFAULTS = {"scatter_share": 1.0, "wait_ns": 0.0}
+def _given(part: Level | Device) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    values = ((f, getattr(part, f.name)) for f in fields(part))
+    return {f.name: value for f, value in values if value != f.default}
 
 
 def _level_json(level: Level) -> dict[str, Any]:
-    data = {f.name: getattr(level, f.name) for f in fields(Level) if f.name != "wiring"}
-    for name in ("scatter_share", "wait_ns"):
-        if data[name] == _LEVEL_DEFAULTS[name]:
-            del data[name]
-    return data if level.wiring is None else data | {"wiring": level.wiring.to_json()}
+    return _given(level) | ({} if level.wiring is None else {"wiring": level.wiring.to_json()})
 
 
 def _level(data: Any) -> Level:
