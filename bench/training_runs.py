@@ -27,7 +27,6 @@ import numpy as np
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_graph
-from ..codegen.pricing.stage_price import stage_price
 from ..formulation.parallelism import Parallelism
 from ..formulation.pipeline.configuration import rows as pipeline_rows
 from ..formulation.search_space import SearchSpace
@@ -43,8 +42,6 @@ from .cases import GIB, Row, Tell, chosen
 
 WITHIN = 0.15
 LEAST_GROUP = 4
-STATES = 12
-"""Bytes of Adam's states of an element, the master copy included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +129,11 @@ def predicted(case: Run) -> Row:
         "predicted_s": seconds,
         "measured_s": case.seconds,
         "ratio": None if case.seconds is None else seconds / case.seconds,
-        "predicted_gib": _first_rank_bytes(case, plan) / GIB,
+        "predicted_gib": plan.parts[0].report["memory_bytes"] / GIB,
         "measured_gib": None if case.memory_bytes is None else case.memory_bytes / GIB,
         "fits": plan.report["memory_bytes"] <= Machine.load(case.machine).device.capacity_bytes,
         "flops": case.flops,
     }
-
-
-def _first_rank_bytes(case: Run, plan: Plan) -> float:
-    """Memory of the first stage, with what the plan does otherwise than the run did.
-
-    Empty stages make the first one keep more micro-batches. Frameworks shard the states of a weight that stages share,
-    which the planner does not.
-    """
-    found: float = plan.parts[0].report["memory_bytes"]
-    if case.empty:
-        flights = [min(stages, plan.micro_batches) for stages in (len(case.stages), len(case.stages) + case.empty)]
-        found += stage_price(plan.parts[0]).memory["activations"] * (flights[1] / flights[0] - 1)
-    if case.decoder.tied and len(case.stages) > 1 and case.parallelism.zero:
-        elements = case.decoder.vocabulary * case.decoder.width / (case.parallelism.tp or 1)
-        found -= elements * STATES * (1 - 1 / (case.parallelism.dp or 1))
-    return found
 
 
 # The plan of a run
