@@ -12,7 +12,9 @@ from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, large
 from ...model.graph.pcg import Node
 from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
+from ...model.machine.kernel_times import measured_ratio
 from ...model.machine.precision import precision
+from ...model.machine.roofline import counts_measured
 from ..plan.plan import Plan
 from ..plan.routes import latency_shares_of, route
 from ..plan.table_spread import plan_spread
@@ -155,10 +157,14 @@ class Conversions:
 
     # Times
 
-    def kernel(self, flops: float, traffic: float, kernels: int = 1) -> int:
-        """Roofline time of a kernel, or of several that are launched one after another."""
-        busy = max(flops / self.device.flops(self.precision.compute), traffic / self.device.memory_bandwidth) * 1e9
-        return math.ceil(busy + kernels * self.device.launch_ns - ROUNDING_NS)
+    def kernel(self, flops: float, traffic: float, kernels: int = 1, of: tuple[Node, str] | None = None) -> int:
+        """Time of a kernel, or of several that are launched one after another; `of`: of which node, in which phase."""
+        dtype = self.precision.compute
+        busy = max(flops / self.device.flops(dtype), traffic / self.device.memory_bandwidth) * 1e9
+        exact = busy + kernels * self.device.launch_ns
+        if of is not None and counts_measured(of[0], self.plan.compile):
+            exact *= measured_ratio(self.device, (of[0].op, dtype, of[1]), flops, traffic)
+        return math.ceil(exact - ROUNDING_NS)
 
     def stream(self, size_bytes: float) -> int:
         """Time to read or write these bytes, in ns."""

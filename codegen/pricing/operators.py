@@ -49,7 +49,7 @@ class OperatorPrices(Conversions):
         fused = self.handed(index)  # runs in the kernel before
         kernels, (calls, called_back) = entry.kernels(node, sources), entry.calls(node, sources)
         kernels, calls, called_back = (0, 0, 0) if fused else (kernels, calls, called_back)
-        forward = self.kernel(work, traffic * entry.moved(node), kernels)
+        forward = self.kernel(work, traffic * entry.moved(node), kernels, (node, "forward"))
         self.work("compute", node.op, "forward", index, forward, at, calls=calls)
         if self.mode(index) != "none" and not self.keeps_output(index):
             self.work("compute", node.op, "recompute", index, forward, at, calls=calls)
@@ -59,7 +59,8 @@ class OperatorPrices(Conversions):
         moved = 2 * traffic * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self.item(index)
-        self.work("compute", node.op, "backward", index, self.kernel(back, moved, kernels), at, calls=called_back)
+        backward = self.kernel(back, moved, kernels, (node, "backward"))
+        self.work("compute", node.op, "backward", index, backward, at, calls=called_back)
         if entry.masked:
             count = self.numel(index, self.choice(index).output)
             self.work("compute", "activation", "backward", index, self.kernel(count, 4 * output_bytes), at)

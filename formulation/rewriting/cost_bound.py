@@ -15,7 +15,7 @@ from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG, SOURCES, Attribute, Node
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
-from ...model.machine.roofline import backward_factor, passes_ns
+from ...model.machine.roofline import backward_factor, least_ratios, passes_ns
 from ...model.operators.operator import operator
 from ...model.operators.sharded import Shape
 from .egraph import EClass, ENode
@@ -39,9 +39,10 @@ def kernel_cost(machine: Machine, dtype: str) -> KernelCost:
             return 0.0
         moved = sum(n.numel * formats.itemsize(n.dtype) for n in (node, *sources)) * entry.moved(node)
         factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
+        least = least_ratios(node, machine, formats.compute)
         launch = device.launch_ns * entry.kernels(node, sources)
         work = entry.work(node, sources) * device.work_factor(node.op)
-        return sum(passes_ns(work / rate, moved / bandwidth, factor, launch))
+        return sum(passes_ns(work / rate, moved / bandwidth, factor, launch, least))
 
     return cost
 

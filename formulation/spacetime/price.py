@@ -161,7 +161,9 @@ class Prices:
             return self.kernel_ns(work, 2.0 * own)
         casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
         cast = self.stream_ns(casts * (ITEMSIZE[self.precision.master] + self._item(node)))
-        forward = self.kernel_ns(work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources))
+        forward = self.kernel_ns(
+            work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources), (node, "forward")
+        )
         return forward + (cast if self.precision.mixed else 0)
 
     def _work(self, node: Node, sources: tuple[Node, ...]) -> float:
@@ -176,7 +178,7 @@ class Prices:
         moved = 2 * self._traffic(op) * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self._item(node)
-        total = self.kernel_ns(work * half, moved * half, entry.kernels(node, sources))
+        total = self.kernel_ns(work * half, moved * half, entry.kernels(node, sources), (node, "backward"))
         if entry.masked and (op.phase is Phase.BACKWARD or half == 1):
             count = op.mask(None).numel
             total += self.kernel_ns(count, 4.0 * count * self._item(node))
@@ -238,10 +240,10 @@ class Prices:
 
     # Kernels and transfers
 
-    def kernel_ns(self, flops: float, size_bytes: float, kernels: int = 1) -> int:
-        """Roofline time of a kernel, or of several that are launched one after another."""
+    def kernel_ns(self, flops: float, size_bytes: float, kernels: int = 1, of: tuple[Node, str] | None = None) -> int:
+        """Time of a kernel, or of several that are launched one after another; `of`: of which node, in which phase."""
         work, moved = (np.array(x, dtype=np.float64) for x in (flops, size_bytes))
-        return int(self._roofline.ns(work, moved, kernels))
+        return int(self._roofline.ns(work, moved, kernels, None if of is None else self._roofline.measured(*of)))
 
     def stream_ns(self, size_bytes: float) -> int:
         """Memory traffic within a shared kernel, without a launch."""

@@ -10,7 +10,7 @@ from ...model.graph.boundaries import stage_local
 from ...model.graph.pcg import PCG, SOURCES, form_of
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
-from ...model.machine.roofline import backward_factor, passes_ns
+from ...model.machine.roofline import backward_factor, least_ratios, passes_ns
 from ...model.operators.operator import operator
 from ..bundles.bundles import find_bundles
 from .alternatives import Alternatives
@@ -52,7 +52,7 @@ def floors_ns(
                     form_of(pcg.nodes[member], [pcg.nodes[i] for i in pcg.nodes[member].inputs]),
                 )
                 if form not in found:
-                    own = fused.get(member, frozenset())
+                    own = fused.get(member, frozenset()) if compiled else None
                     found[form] = _floor_ns(
                         pcg, member, machine, count, precision, parallel=index in parallel, fused=own
                     )
@@ -69,16 +69,19 @@ def _floor_ns(
     precision: Precision,
     *,
     parallel: bool,
-    fused: frozenset[int],
+    fused: frozenset[int] | None,
 ) -> Floor:
-    """The bounds of one node; a `parallel` one may launch nothing, and one with `fused` operands does not."""
+    """The bounds of one node; a `parallel` one may launch nothing, and one with `fused` operands does not.
+
+    None: layers are not compiled.
+    """
     node, device = pcg.nodes[index], machine.device
     if node.op in SOURCES or not operator(node.op).passes:
         return Floor()
     entry, sources = operator(node.op), tuple(pcg.nodes[i] for i in node.inputs)
     flops, bandwidth = device.flops(precision.compute), device.memory_bandwidth
     looked_up = entry.looked_up(node, sources)
-    read = [0 if place in fused else n.numel for place, n in enumerate(sources)]
+    read = [0 if place in (fused or ()) else n.numel for place, n in enumerate(sources)]
     if looked_up:  # not the table, but what is looked up
         read[looked_up[0]] = looked_up[1]
     traffic = sum(n * precision.itemsize(x.dtype) for n, x in zip((node.numel, *read), (node, *sources), strict=True))
@@ -86,7 +89,9 @@ def _floor_ns(
     moved = traffic * entry.moved(node) / count / bandwidth
     launch = 0.0 if parallel or fused else device.launch_ns * entry.kernels(node, sources)
     factor = backward_factor(node, sources, entry.matmul) if node.gradient else None
-    forward, backward = passes_ns(work, moved, factor, launch)
+    forward, backward = passes_ns(
+        work, moved, factor, launch, least_ratios(node, machine, precision.compute, fused is not None)
+    )
     inward = backward / 2 if entry.matmul and trains(pcg, index) else backward
     exact = (forward + backward, *((0.0, 0.0, 0.0) if parallel else (forward, backward, inward)))
     return Floor(*(int(time * (1 - 1e-9)) for time in exact))

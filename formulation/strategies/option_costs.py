@@ -107,7 +107,9 @@ class OptionCosts:
         forward = time = np.zeros(len(self.output), dtype=np.int64)
         if entry.passes:
             traffic = self._traffic()
-            forward = time = roofline.ns(work, traffic * entry.moved(node), self._kernels)
+            forward = time = roofline.ns(
+                work, traffic * entry.moved(node), self._kernels, roofline.measured(node, "forward")
+            )
             time = time + self._backward_ns(work, traffic) if node.gradient else time
         table = self._dense_table()
         if table is not None:  # whose gradient is zeroed, then added to
@@ -137,7 +139,7 @@ class OptionCosts:
         if entry.scratch is not None:
             moved = moved + 2 * entry.scratch(node, self.sources) * self.share * self.item
         back = work * backward_factor(node, self.sources, entry.matmul)
-        time = roofline.ns(back, moved, self._kernels)
+        time = roofline.ns(back, moved, self._kernels, roofline.measured(node, "backward"))
         if entry.masked:  # priced as the activation's own backward
             own: npt.NDArray[Any] = self._output_numel * 1.0
             time = time + roofline.ns(own, 4 * own * self.item)

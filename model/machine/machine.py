@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import PartitaError
 from ..json_values import number, rate, title, whole
+from .kernel_times import KernelTimes, least_ratio
 from .wiring import Wiring
 
 PRESETS = Path(__file__).resolve().parent / "presets"
@@ -57,7 +58,8 @@ class Device:
     products reach; `launch_ns`: what a kernel takes besides its work; `host_bandwidth`: between the device and the
     host's memory, bytes/s in each direction (None: unknown); `host_ns`: what the host needs to issue a call of the
     framework (0: the host is not modelled, as where it is the device); `attention_efficiency`: the share of the peak
-    that fused attention reaches (None: as other products); `step_ns`: what a step takes besides kernels and messages.
+    that fused attention reaches (None: as other products); `step_ns`: what a step takes besides kernels and messages;
+    `kernels`: measured times, which count instead of the roofline.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Device:
     host_ns: int = 0
     attention_efficiency: float | None = None
     step_ns: int = 0
+    kernels: tuple[KernelTimes, ...] = field(default=(), hash=False)
 
     @property
     def capacity_bytes(self) -> int:
@@ -202,7 +205,7 @@ class Machine:
         return {
             "name": self.name,
             "levels": [_level_json(level) for level in self.levels],
-            "device": _given(self.device) | {"peak": dict(self.device.peak)},
+            "device": _device_json(self.device),
             "collectives": self.collectives,
         }
 
@@ -243,7 +246,8 @@ def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
 def merged_device(machine: Machine, devices: int, launches: bool = True) -> Machine:
     """A machine of one device with the compute, bandwidth and memory of `devices` of the machine's devices.
 
-    It launches kernels as fast as one of them, or in no time, host and device, without `launches`.
+    It launches kernels as fast as one of them, or in no time, host and device, without `launches`. Of measured kernels
+    it takes the least ratio to the roofline, so that it is no slower than the devices are together.
     """
     one = machine.device
     host = None if one.host_bandwidth is None else one.host_bandwidth * devices
@@ -256,7 +260,14 @@ def merged_device(machine: Machine, devices: int, launches: bool = True) -> Mach
         launch_ns=one.launch_ns if launches else 0.0,
         host_ns=one.host_ns if launches else 0,
     )
+    device = replace(device, kernels=tuple(_least(times, one, device) for times in one.kernels))
     return replace(machine, name=f"{devices} devices of {machine.name} as one", levels=(ALONE,), device=device)
+
+
+def _least(times: KernelTimes, one: Device, merged: Device) -> KernelTimes:
+    """Kernel times of a merged device whose only ratio is the least that was measured on one."""
+    ns = 1e9 * least_ratio(one, times.op, times.dtype, times.phase)
+    return replace(times, points=((0.0, merged.memory_bandwidth, 0.0, ns),))
 
 
 ALONE = Level("device", 1, 1.0, 0.0)
@@ -291,6 +302,11 @@ def _given(part: Level | Device) -> dict[str, Any]:
     return {f.name: value for f, value in values if value != f.default}
 
 
+def _device_json(device: Device) -> dict[str, Any]:
+    kernels = {"kernels": [times.to_json() for times in device.kernels]} if device.kernels else {}
+    return _given(device) | {"peak": dict(device.peak)} | kernels
+
+
 def _level_json(level: Level) -> dict[str, Any]:
     return _given(level) | ({} if level.wiring is None else {"wiring": level.wiring.to_json()})
 
@@ -320,4 +336,5 @@ def _device(data: Any) -> Device:
         host_ns=whole(number(data.get("host_ns", 0))),
         step_ns=whole(number(data.get("step_ns", 0))),
         attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
+        kernels=tuple(map(KernelTimes.from_json, data.get("kernels", ()))),
     )

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from ..errors import PartitaError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10  # a machine file needs 5
-MAX_NODES = 5_000  # a preset has about 120
+MAX_NODES = 20_000  # a preset has about 120, a profile one for each kernel that it measured
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8")
 
@@ -172,6 +172,26 @@ class _Level(_Strict):
     wait_ns: _Number | None = None
 
 
+def _point(text: object) -> list[float]:
+    try:
+        point = [float(word) for word in str(text)[:200].split()]
+    except ValueError:
+        point = []
+    if len(point) != 4:
+        raise ValueError("must be four numbers: FLOPs, bytes, kernels, ns")
+    return point
+
+
+class _KernelTimes(_Strict):
+    """Measured kernels of an operator, a line for each: FLOPs, bytes, kernels, ns."""
+
+    op: _Text
+    dtype: _Text
+    phase: _Text
+    source: _Text
+    points: list[Annotated[list[float], BeforeValidator(_point)]] = Field(min_length=1)
+
+
 class _Device(_Strict):
     name: _Text
     memory_bytes: _Count
@@ -184,6 +204,7 @@ class _Device(_Strict):
     host_ns: _Count | None = None
     attention_efficiency: _Share | None = None
     step_ns: _Count | None = None
+    kernels: list[_KernelTimes] | None = None
 
 
 class _Machine(_Strict):
@@ -200,6 +221,8 @@ def _values(item: Any) -> Any:
             return int(item.value)
         case _Number() | _Share():
             return item.value
+        case _KernelTimes():
+            return item.model_dump(exclude={"source"})
         case BaseModel():
             return {name: _values(value) for name, value in item if value is not None}
         case list():

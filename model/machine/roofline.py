@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..graph.pcg import Node
+from ..operators.operator import operator
 from .collective_price import ROUNDING_NS
+from .kernel_times import PHASES, least_ratio, ratios_of, roofline_ns
 from .machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A kernel takes the longer of its arithmetic and its memory traffic, plus its launch.
+    """A kernel takes the longer of its arithmetic and its memory traffic, plus its launch, times the measured ratio.
 
     `compiled`: kernels of layers are fused.
     """
@@ -29,16 +31,31 @@ class Roofline:
         flops: npt.NDArray[np.float64],
         size_bytes: npt.NDArray[np.float64],
         kernels: npt.NDArray[np.float64] | float = 1.0,
+        of: tuple[str, str] | None = None,
     ) -> npt.NDArray[np.int64]:
+        """Times; `of`: the operator and the phase whose kernels these are, see `counts_measured`."""
         device = self.machine.device
-        busy = np.maximum(flops / device.flops(self.dtype), size_bytes / device.memory_bandwidth) * 1e9
-        times: npt.NDArray[np.int64] = np.ceil(busy + kernels * device.launch_ns - ROUNDING_NS).astype(np.int64)
+        exact = roofline_ns(device, self.dtype, flops, size_bytes, kernels)
+        known = ratios_of(device, of[0], self.dtype, of[1]) if of is not None and device.kernels else None
+        if known is not None:
+            each = np.broadcast_arrays(flops, size_bytes)
+            exact = exact * known.at(*(part.reshape(-1) for part in each)).reshape(exact.shape)
+        times: npt.NDArray[np.int64] = np.ceil(exact - ROUNDING_NS).astype(np.int64)
         return times
+
+    def measured(self, node: Node, phase: str) -> tuple[str, str] | None:
+        """What `ns` takes for the kernels of a node; None: those that `compiled` layers fuse were not measured."""
+        return (node.op, phase) if counts_measured(node, self.compiled) else None
 
     def memory_ns(self, size_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Time of reading and writing `size_bytes` in a kernel fused with others (no launch of its own)."""
         times: npt.NDArray[np.int64] = np.ceil(size_bytes / self.machine.device.memory_bandwidth * 1e9).astype(np.int64)
         return times
+
+
+def counts_measured(node: Node, compiled: bool) -> bool:
+    """True if measured times count for a node's kernels: in compiled layers for products alone, as others are fused."""
+    return not compiled or node.op == "attention" or operator(node.op).matmul
 
 
 def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float:
@@ -57,11 +74,27 @@ def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float
     return float(sum(i.gradient for i in factors)) if matmul else 1.0
 
 
-def passes_ns(work_s: float, traffic_s: float, factor: float | None, launch_ns: float) -> tuple[float, float]:
+def passes_ns(
+    work_s: float,
+    traffic_s: float,
+    factor: float | None,
+    launch_ns: float,
+    ratios: tuple[float, float] = (1.0, 1.0),
+) -> tuple[float, float]:
     """Times of a node's kernels forward and backward, before rounding.
 
     `work_s`, `traffic_s`: seconds of the forward's arithmetic and memory traffic alone. The backward has `factor` times
-    the arithmetic and twice the traffic; None: there is no backward.
+    the arithmetic and twice the traffic; None: there is no backward. `ratios`: see `least_ratios`.
     """
-    forward = max(work_s, traffic_s) * 1e9 + launch_ns
-    return forward, 0.0 if factor is None else max(work_s * factor, 2 * traffic_s) * 1e9 + launch_ns
+    forward = (max(work_s, traffic_s) * 1e9 + launch_ns) * ratios[0]
+    if factor is None:
+        return forward, 0.0
+    return forward, (max(work_s * factor, 2 * traffic_s) * 1e9 + launch_ns) * ratios[1]
+
+
+def least_ratios(node: Node, machine: Machine, dtype: str, compiled: bool = False) -> tuple[float, float]:
+    """The least that measured times of a node's kernels are of the roofline's, forward and backward."""
+    if not machine.device.kernels or not counts_measured(node, compiled):
+        return 1.0, 1.0
+    forward, backward = (least_ratio(machine.device, node.op, dtype, phase) for phase in PHASES)
+    return forward, backward
