@@ -16,7 +16,7 @@ import typer
 
 from . import __version__
 from .cli_options import INTERRUPTED, Json, chosen, output_option, parse_path, with_options
-from .cli_plan import PlanCommand, plan, price
+from .cli_plan import PlanCommand, plan, price, profile
 from .codegen.planner.check_request import CheckRequest
 from .codegen.report.terminal import leave, print_either, print_json, print_result, progress_shown, words_to_stderr
 from .model.errors import PartitaError
@@ -110,6 +110,7 @@ Folder = Annotated[
 
 app.command(cls=PlanCommand)(plan)
 app.command()(price)
+app.command()(profile)
 
 
 def main() -> None:

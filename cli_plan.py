@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from .cli_options import INTERRUPTED, Json, chosen, parse_path, with_options
+from .cli_options import INTERRUPTED, Json, chosen, output_option, parse_path, with_options
+from .codegen.profile.request import ProfileRequest
 from .codegen.report.terminal import leave, print_either, print_json, progress_shown, words_to_stderr
 from .formulation.parallelism import Parallelism
 from .formulation.rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
@@ -177,3 +178,29 @@ def price(
         result = priced(request, progress)
     print_either(result, price_text(result), as_json)
     leave(result["priced"]["fits"])
+
+
+@with_options(ProfileRequest, Training)
+def profile(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Also measure the operators of this model, split in several ways."),
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="The model's small twin.")] = False,
+    *,
+    output: Annotated[
+        Path | None, output_option("FILE", "The machine file; by default the one that `--machine local` reads.")
+    ] = None,
+    as_json: Json = False,
+    **options: Any,
+) -> None:
+    """Measure this machine, and write the machine file that predictions for it are made with."""
+    from .codegen.profile.profile import profile as measured
+    from .codegen.report.profile_text import profile_text
+
+    request = ProfileRequest(
+        **chosen(ProfileRequest, options), model=model, small=small, training=chosen(Training, options)
+    )
+    with words_to_stderr(), progress_shown() as progress:
+        result = measured(request, output, progress)
+    print_either(result, profile_text(result), as_json)

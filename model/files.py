@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -108,6 +109,29 @@ def read_json(path: Path | str) -> Any:
         raise PartitaError(f"cannot read {path}: {_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise PartitaError(f"{path} is not JSON: {error}") from error
+
+
+def usual_folder() -> Path | None:
+    """The platform's cache folder for Partita; None without a home folder."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    places = {
+        "darwin": home / "Library" / "Caches",
+        "win32": Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"),
+    }
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return places.get(sys.platform, named if named.is_absolute() else home / ".cache") / "partita"
+
+
+def kept_folder() -> Path:
+    """The folder for what is kept between runs: PARTITA_CACHE or the usual one. PartitaError: there is none."""
+    named = os.environ.get("PARTITA_CACHE")
+    folder = usual_folder() if named is None else Path(named)
+    if folder is None or named in ("", "none"):
+        raise PartitaError("there is no folder to keep measurements in: set PARTITA_CACHE to one")
+    return folder
 
 
 def _sibling(target: Path) -> Path:

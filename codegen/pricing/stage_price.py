@@ -33,14 +33,14 @@ def stage_price(
     }
     price = StagePrice(layer_of=layer_of, micro_batches=plan.micro_batches, host_ns=plan.machine.device.host_ns)
     for part in (plan, *plan.ranges.values()):
-        made = _Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
+        made = Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
         made.run()
         price.items += made.price.items
         price.kept += made.price.kept
     return critical_path(plan, known, price)
 
 
-class _Pricing(WeightPrices):
+class Pricing(WeightPrices):
     def run(self) -> None:
         """Add all that is computed on the mesh of this plan: all of a plan, or what is on a range of coordinates."""
         for index in range(len(self.graph.nodes)):

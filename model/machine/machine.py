@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PartitaError
+from ..files import kept_folder
 from ..json_values import number, rate, title, whole
 from .kernel_times import KernelTimes, least_ratio
 from .wiring import Wiring
 
+LOCAL = "local"
 PRESETS = Path(__file__).resolve().parent / "presets"
 PROFILES = ("nccl-ring", "nccl-tree", "gloo")
 """Algorithms of collectives, as `collective_patterns` describes them."""
@@ -168,11 +170,12 @@ class Machine:
     def load(cls, name_or_path: str | Path, nodes: int | None = None) -> Machine:
         """A preset by name, or a machine file by path (anything with a slash, a .yaml ending, or a Path).
 
+        `local` is this machine as `partita profile` measured it, with `nodes` ranks or as it did last. Of others
         `nodes` replaces the size of the outermost level. Raises PartitaError for an unknown name or a wrong file.
         """
         from .machine_file import read  # imports pydantic and yaml, which are slow to import
 
-        path = _find(name_or_path)
+        path = local_file(nodes) if name_or_path == LOCAL else _find(name_or_path)
         data = read(path)
         try:
             machine = cls.from_json(data)
@@ -276,6 +279,22 @@ ALONE = Level("device", 1, 1.0, 0.0)
 ADHOC_NAMES = {1: ("gpu",), 2: ("node", "gpu"), 3: ("rack", "node", "gpu")}
 
 
+def local_file(ranks: int | None, *, missing: bool = False) -> Path:
+    """The file of this machine with so many ranks, None: the newest; one that is `missing` is not refused."""
+    folder = kept_folder() / "machines"
+    if ranks is None:
+        found = sorted(folder.glob(f"{LOCAL}-*.yaml"), key=lambda file: file.stat().st_mtime)
+    else:
+        file = folder / f"{LOCAL}-{ranks}.yaml"
+        found = [file] if missing or file.is_file() else []
+    if not found:
+        how = "" if ranks is None else f" --ranks {ranks}"
+        raise PartitaError(
+            f"machine {LOCAL} is not measured{' with so many ranks' * bool(how)}: run partita profile{how}"
+        )
+    return found[-1]
+
+
 def machines() -> list[str]:
     """Names of the presets, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
@@ -292,7 +311,7 @@ def _find(name_or_path: str | Path) -> Path:
     near = difflib.get_close_matches(text.lower(), machines(), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise PartitaError(
-        f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}; or a path to a .yaml file)"
+        f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}, {LOCAL}; or a path to a .yaml file)"
     )
 
 

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ...model.errors import PartitaError
+from ...model.files import usual_folder
 from .database import Database
 
 LIMIT_BYTES = 1 << 30
@@ -101,20 +102,6 @@ def store_in(cache: Store | Path | str | None) -> Store | None:
     if cache is not None and not str(cache):
         raise PartitaError('the path of the cache is empty; for no cache use "none"')
     return Store(Path(named) if named else usual_folder(), _limit())
-
-
-def usual_folder() -> Path | None:
-    """The platform's cache folder for Partita; None without a home folder."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    places = {
-        "darwin": home / "Library" / "Caches",
-        "win32": Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"),
-    }
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return places.get(sys.platform, named if named.is_absolute() else home / ".cache") / "partita"
 
 
 def _limit() -> int:

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from partita.model.errors import PartitaError
+from partita.model.files import usual_folder
 from partita.solvers.cache import database, store
 from partita.solvers.cache.digest import digest_of
-from partita.solvers.cache.store import FILE, Store, store_in, usual_folder
+from partita.solvers.cache.store import FILE, Store, store_in
 
 Told = list[str]
 KEYS = [digest_of("key", n) for n in range(40)]

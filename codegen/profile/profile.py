@@ -1,0 +1,184 @@
+"""`partita profile`: what is measured, where it is kept, and the machine file that it makes."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...formulation.parallelism import Parallelism
+from ...formulation.search_space import SearchSpace
+from ...model.errors import PartitaError
+from ...model.files import kept_folder, write_atomically
+from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine, local_file
+from ...model.training import Training
+from ...solvers.budget import Budget
+from ...solvers.cache.store import Record, Store
+from ...solvers.executors import Serial
+from ..plan.plan import Plan
+from ..planner.context import Context, Tell
+from ..planner.plan_graph import plan_graph
+from ..planner.planner import prepared
+from ..verification.launch import LaunchError, torchrun
+from . import fit
+from .kernels import Kernel, distinct, kernels_of
+from .local import Local, local
+from .request import ProfileRequest
+
+FOLDER = "profile"
+ELEMENTS = (1 << 18, 1 << 20, 1 << 22)
+PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+DTYPES = ("float32", "bfloat16", "float64", "float16")
+TIMEOUT = 3600.0
+
+
+def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | None = None) -> dict[str, Any]:
+    """Measure what is not known yet, and write the machine file; by default the one that `--machine local` reads.
+
+    PartitaError: no such device, a model without a plan on it, or a measurement that failed.
+    """
+    tell = tell or (lambda words: None)
+    here = local(request.device)
+    ranks = request.ranks or here.devices
+    if here.device == "cuda" and ranks > here.devices:
+        raise PartitaError(f"--ranks {ranks}: this machine has {here.devices} GPUs")
+    folder, key = kept_folder() / FOLDER, here.key(ranks)
+    store = Store(folder)
+    cases = {_part(case): case for case in _device_cases(ranks)}
+    if request.model is not None:
+        tell(f"planning {request.model} on {ranks} ranks in several ways")
+        kernels = distinct(kernel for plan in _plans(request, ranks) for kernel in kernels_of(plan))
+        cases |= {_part(case): case for case in map(_operator_case, kernels)}
+    known = {} if request.again else store.read(key)
+    wanted = [(part, case) for part, case in cases.items() if part not in known]
+    tell(f"{len(wanted)} of {len(cases)} things to measure on {here.described(ranks)}")
+    if wanted:
+        _measure(wanted, here, ranks, folder, key)
+    records = store.read(key)
+    store.close()
+    machine = fit.machine_of(here, ranks, records.values())
+    path = output or local_file(ranks, missing=True)
+    what = f"{here.described(ranks)}, {datetime.date.today().isoformat()}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, fit.machine_yaml(machine, what, here.links))
+    return _result(machine, path, records, [part for part, _ in wanted])
+
+
+def _result(machine: Machine, path: Path, records: Mapping[str, Record], measured: Sequence[str]) -> dict[str, Any]:
+    (level,), device = machine.levels, machine.device
+    failed = [r["case"]["op"] for r in records.values() if r["failed"] and r["case"]["what"] == "operator"]
+    spreads = [spread for r in records.values() for _, spread in r["times"].values()]
+    return {
+        "machine": machine.name,
+        "file": str(path),
+        "measured": len(measured),
+        "known": len(records),
+        "not_measured": sorted(set(failed)),
+        "spread": float(median(spreads)) if spreads else None,
+        "peak": dict(device.peak),
+        "memory_bandwidth": device.memory_bandwidth,
+        "launch_ns": device.launch_ns,
+        "bandwidth": level.bandwidth,
+        "latency_ns": level.latency_ns,
+        "kernels": {of: {"points": n, "error": error} for of, (n, error) in fit.kernel_errors(machine).items()},
+        "collectives": fit.collective_errors(machine, records.values()),
+    }
+
+
+def _part(case: Mapping[str, Any]) -> str:
+    """Names what is measured, whatever the cost model counts for it."""
+    given = {name: value for name, value in case.items() if name != "counted"}
+    return hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+# What is measured
+
+
+def _device_cases(ranks: int) -> Iterator[dict[str, Any]]:
+    for dtype in DTYPES:
+        yield {"what": "product", "dtype": dtype}
+    for elements in ELEMENTS:
+        yield {"what": "update", "elements": elements}
+    yield {"what": "launch"}
+    yield {"what": "host_copy", "bytes": 1 << 24}
+    yield {"what": "resting"}
+    for group in (size for size in range(2, ranks + 1) if ranks % size == 0):
+        for kind in KINDS:
+            for payload in PAYLOADS:
+                yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
+
+
+def _operator_case(kernel: Kernel) -> dict[str, Any]:
+    return {"what": "operator", **kernel.case(), "counted": kernel.counted()}
+
+
+def _plans(request: ProfileRequest, ranks: int) -> Iterator[Plan]:
+    """Plans of the model on so many ranks, see `plans_of`."""
+    assert request.model is not None
+    machine = Machine.load("cpu", nodes=ranks).without_memory_limit()
+    budget = Budget(executor=Serial(), gap=0.1)
+    graph, training, context = prepared(
+        request.model, machine, request.training, SearchSpace(), budget, small=request.small
+    )
+    yield from plans_of(graph, training, machine, replace(context, emits=False))
+
+
+def plans_of(graph: PCG, training: Training, machine: Machine, context: Context) -> Iterator[Plan]:
+    """A plan for every product of sizes of parallelism that the model allows."""
+    budget, ranks, found = Budget(executor=Serial(), gap=0.1), machine.devices, 0
+    refused: PartitaError | None = None
+    for stages, tp in ((s, t) for s in _divisors(ranks) for t in _divisors(ranks // s)):
+        for micro_batches in (1, 2, 4) if stages == 1 else (stages, 2 * stages):
+            dp = ranks // stages // tp
+            if training.batch % (dp * micro_batches):
+                continue
+            space = SearchSpace(
+                parallelism=Parallelism(dp=dp, tp=tp, zero=0),
+                stages=stages,
+                micro_batches=micro_batches,
+                recompute="none",
+                offload=False,
+                bundles=False,
+            )
+            try:
+                yield plan_graph(graph, machine, training, space, budget, context)
+                found += 1
+            except PartitaError as error:  # a model that cannot be split so
+                refused = error
+    if not found and refused is not None:
+        raise refused
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+# Measuring
+
+
+def _measure(
+    wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, key: bytes
+) -> None:
+    """Run the ranks. Raises PartitaError with what they printed."""
+    job = {"device": here.device, "store": str(folder), "key": key.hex(), "cases": list(wanted)}
+    environment = {} if here.device == "cpu" else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    if here.device == "cuda" and not environment["CUDA_VISIBLE_DEVICES"]:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
+    with tempfile.TemporaryDirectory(prefix="partita-profile-") as scratch:
+        path = Path(scratch) / "job.json"
+        path.write_text(json.dumps(job))
+        try:
+            torchrun(
+                "module:partita.codegen.profile.rank", ranks, [str(path)], timeout=TIMEOUT, environment=environment
+            )
+        except LaunchError as error:
+            raise PartitaError(f"the profile stopped; what was measured is kept: {error}") from None
