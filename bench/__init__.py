@@ -17,6 +17,7 @@ BENCHES = {
     "generation": "Rules generated and proved, step by step, timed.",
     "initial": "What ranks begin with, beside the weights of the module's constructor, for many architectures.",
     "joint": "Rewriting, parallelization and placement decided jointly, compared with sequentially.",
+    "local": "Steps on this machine, predicted by its profile and measured; whether the fastest are chosen.",
     "memory": "Memory of plans that recompute, swap, co-shard, pipeline and shard: predicted and measured.",
     "models": "Architectures of the ecosystem: captured, planned for 2x4 ranks, verified, each in its own process.",
     "network": "Reduction programs on real ranks in an emulated network: predicted and measured (root only).",

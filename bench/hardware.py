@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..codegen.profile.local import processor
 from ..solvers.executors import usable_cores
 
 PACKAGES = ("partita", "torch", "numpy", "numba", "ortools")
@@ -20,7 +21,7 @@ DEPTHS = (1, 3)
 
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory in GiB, and the versions of what the time goes into."""
-    found: dict[str, Any] = {"cpu": _processor(), "cores": usable_cores(), "memory_gib": _memory_gib()}
+    found: dict[str, Any] = {"cpu": processor(), "cores": usable_cores(), "memory_gib": _memory_gib()}
     found["python"] = platform.python_version()
     for package in PACKAGES:
         try:
@@ -89,15 +90,6 @@ def _memory_gib() -> int | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
     except (AttributeError, OSError, ValueError):  # a platform that does not say
         return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..model.zoo.bert import Bert
 from ..model.zoo.gpt import GPT
 from ..model.zoo.llama import Llama
+from ..model.zoo.mlp import MLP
 
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """A language model, the layers of which are `module.layers`; `split`: rows of its layers in tensor parallelism."""
+    """A model; `split`: rows of its layers, which are `module.layers`, in tensor parallelism.
+
+    It reads tokens and labels of `sequence` from a `vocabulary`, or what `inputs` makes for so many samples.
+    """
 
     build: Callable[[], nn.Module]
     vocabulary: int
     sequence: int
     split: Mapping[str, str]
     dropout: bool = False
+    inputs: Callable[[int, torch.Generator], dict[str, Tensor]] | None = None
 
     def module(self) -> nn.Module:
         """The model with the weights that every rank begins with."""
@@ -29,8 +35,10 @@ class StepModel:
             return self.build()
 
     def batch(self, samples: int) -> dict[str, Tensor]:
-        """Random tokens, the same at every call."""
+        """Random inputs, the same at every call."""
         draw = torch.Generator().manual_seed(SEED)
+        if self.inputs is not None:
+            return self.inputs(samples, draw)
         ids, labels = torch.randint(self.vocabulary, (2, samples, self.sequence), generator=draw)
         return {"ids": ids, "labels": labels}
 
@@ -62,12 +70,39 @@ def _llama(layers: int, width: int, vocabulary: int, sequence: int) -> StepModel
     return StepModel(lambda: Llama(vocabulary, layers, width, heads, heads, inner), vocabulary, sequence, LLAMA_SPLIT)
 
 
+def _bert(layers: int, width: int, vocabulary: int, sequence: int) -> StepModel:
+    def inputs(samples: int, draw: torch.Generator) -> dict[str, Tensor]:
+        ids, labels = torch.randint(vocabulary, (2, samples, sequence), generator=draw)
+        return {"ids": ids, "types": torch.zeros_like(ids), "labels": labels}
+
+    heads = width // 32
+    return StepModel(
+        lambda: Bert(vocabulary, sequence, layers, width, heads, 4 * width, 0.0),
+        vocabulary,
+        sequence,
+        {},
+        inputs=inputs,
+    )
+
+
+def _mlp(layers: int, width: int) -> StepModel:
+    def inputs(samples: int, draw: torch.Generator) -> dict[str, Tensor]:
+        x, target = torch.randn(2, samples, width, generator=draw)
+        return {"x": x, "target": target}
+
+    return StepModel(lambda: MLP(layers, width), 0, 0, {}, inputs=inputs)
+
+
 MODELS: Mapping[str, StepModel] = {
     "gpt": _gpt(4, 256, 2048, 128),
     "gpt, dropout 0.1": _gpt(4, 256, 2048, 128, dropout=0.1),
     "llama": _llama(4, 256, 2048, 128),
     "gpt, narrow": _gpt(6, 160, 512, 128),
     "llama, narrow": _llama(6, 160, 512, 128),
+    "gpt, wide": _gpt(2, 384, 1024, 64),
+    "llama, wide": _llama(2, 384, 1024, 64),
+    "bert": _bert(3, 192, 1024, 128),
+    "mlp": _mlp(6, 512),
     "gpt, tiny": _gpt(2, 32, 64, 16),
     "llama, tiny": _llama(2, 32, 64, 16),
 }

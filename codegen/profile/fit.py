@@ -20,7 +20,7 @@ from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.kernel_times import KernelTimes, ratios_of
 from ...model.machine.machine import Device, Level, Machine
 from ...model.machine.precision import precision
-from .local import Local
+from .local import Local, joined_alike
 
 Record = Mapping[str, Any]
 
@@ -198,6 +198,7 @@ def machine_yaml(machine: Machine, what: str, links: Sequence[str] = ()) -> str:
     head = f"# Measured by `partita profile`: {what}.\n# Points of kernels: FLOPs, bytes, kernels, ns.\n"
     if links:
         head += "# GPUs are joined by (nvidia-smi topo -m):\n" + "".join(f"#   {line}\n" for line in links)
+        head += "" if joined_alike(links) else "# Not all alike: describe the links by `wiring`.\n"
     text: str = yaml.safe_dump(document, sort_keys=False, width=4096, allow_unicode=True)
     return head + text
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -51,36 +51,46 @@ def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | No
     ranks = request.ranks or here.devices
     if here.device == "cuda" and ranks > here.devices:
         raise PartitaError(f"--ranks {ranks}: this machine has {here.devices} GPUs")
-    folder, key = kept_folder() / FOLDER, here.key(ranks)
-    store = Store(folder)
-    cases = {_part(case): case for case in _device_cases(ranks)}
+    plans: Iterable[Plan] = ()
     if request.model is not None:
         tell(f"planning {request.model} on {ranks} ranks in several ways")
-        kernels = distinct(kernel for plan in _plans(request, ranks) for kernel in kernels_of(plan))
-        cases |= {_part(case): case for case in map(_operator_case, kernels)}
-    known = {} if request.again else store.read(key)
-    wanted = [(part, case) for part, case in cases.items() if part not in known]
-    tell(f"{len(wanted)} of {len(cases)} things to measure on {here.described(ranks)}")
-    if wanted:
-        _measure(wanted, here, ranks, folder, key)
-    records = store.read(key)
-    store.close()
+        plans = _plans(request, ranks)
+    records, measured = measure(here, ranks, plans, again=request.again, tell=tell)
     machine = fit.machine_of(here, ranks, records.values())
     path = output or local_file(ranks, missing=True)
     what = f"{here.described(ranks)}, {datetime.date.today().isoformat()}"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, fit.machine_yaml(machine, what, here.links))
-    return _result(machine, path, records, [part for part, _ in wanted])
+    return _result(machine, path, records, measured)
 
 
-def _result(machine: Machine, path: Path, records: Mapping[str, Record], measured: Sequence[str]) -> dict[str, Any]:
+def measure(
+    here: Local, ranks: int, plans: Iterable[Plan], *, again: bool = False, tell: Tell
+) -> tuple[Mapping[str, Record], int]:
+    """Measure the machine and the kernels of plans for it: all that is known of it, and how much of that is new."""
+    folder, key = kept_folder() / FOLDER, here.key(ranks)
+    cases = {_part(case): case for case in _device_cases(ranks)}
+    kernels = distinct(kernel for plan in plans for kernel in kernels_of(plan))
+    cases |= {_part(case): case for case in map(_operator_case, kernels)}
+    store = Store(folder)
+    known = {} if again else store.read(key)
+    wanted = [(part, case) for part, case in cases.items() if part not in known]
+    tell(f"{len(wanted)} of {len(cases)} things to measure on {here.described(ranks)}")
+    if wanted:
+        _run(wanted, here, ranks, folder, key)
+    records = Store(folder).read(key)
+    store.close()
+    return records, len(wanted)
+
+
+def _result(machine: Machine, path: Path, records: Mapping[str, Record], measured: int) -> dict[str, Any]:
     (level,), device = machine.levels, machine.device
     failed = [r["case"]["op"] for r in records.values() if r["failed"] and r["case"]["what"] == "operator"]
     spreads = [spread for r in records.values() for _, spread in r["times"].values()]
     return {
         "machine": machine.name,
         "file": str(path),
-        "measured": len(measured),
+        "measured": measured,
         "known": len(records),
         "not_measured": sorted(set(failed)),
         "spread": float(median(spreads)) if spreads else None,
@@ -165,9 +175,7 @@ def _divisors(number: int) -> list[int]:
 # Measuring
 
 
-def _measure(
-    wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, key: bytes
-) -> None:
+def _run(wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, key: bytes) -> None:
     """Run the ranks. Raises PartitaError with what they printed."""
     job = {"device": here.device, "store": str(folder), "key": key.hex(), "cases": list(wanted)}
     environment = {} if here.device == "cpu" else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
