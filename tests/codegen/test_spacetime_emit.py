@@ -1,6 +1,6 @@
 """Programs of space-time plans: they compute what the module computes, and read as if written by hand.
 
-`python tests/codegen/test_spacetime_emit.py` writes the golden file again, where a change is meant.
+`python -m tests.codegen.test_spacetime_emit` writes the golden file again, where a change is meant.
 """
 
 from __future__ import annotations
