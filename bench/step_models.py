@@ -77,7 +77,7 @@ def _bert(layers: int, width: int, vocabulary: int, sequence: int) -> StepModel:
 
     heads = width // 32
     return StepModel(
-        lambda: Bert(vocabulary, sequence, layers, width, heads, 4 * width, 0.0),
+        lambda: Bert(vocabulary, sequence, layers, width, heads=heads, inner=4 * width, dropout=0.0),
         vocabulary,
         sequence,
         {},

@@ -92,8 +92,8 @@ def _operator(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
         tuple(range(len(case["inputs"]))),
         tuple(output["shape"]),
         output["dtype"],
-        tuple((name, _tuples(value)) for name, value in case["attributes"]),
-        output["gradient"],
+        attributes=tuple((name, _tuples(value)) for name, value in case["attributes"]),
+        gradient=output["gradient"],
     )
     dtype = getattr(torch, case["dtype"])
     size = sum(_numel(given) for given in case["inputs"]) * dtype.itemsize
