@@ -23,6 +23,9 @@ PROFILES = ("nccl-ring", "nccl-tree", "gloo")
 LIBRARIES: Mapping[str, tuple[str, ...]] = {"nccl": ("nccl-ring", "nccl-tree"), **{p: (p,) for p in PROFILES}}
 """What a machine's collectives run -> the profiles of which the cheapest for a payload is taken, as NCCL does."""
 
+ASSUMED = 0.2
+"""The error of a number whose source says `assumption`, and of every link of an ad hoc machine."""
+
 MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
 
 
@@ -96,12 +99,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES."""
+    """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES.
+
+    `errors`: by how much its numbers may be wrong, as shares, where that differs from the default; no price depends on
+    them (`machine_numbers`).
+    """
 
     name: str
     levels: tuple[Level, ...]
     device: Device
     collectives: str = "nccl-ring"
+    errors: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -201,7 +209,10 @@ class Machine:
             share = shares[0] if out == 0 else shares[1] / 2 ** (out - 1)
             latency = base.latency_ns(0 if out else 1)
             levels.append(Level(name, size, share * math.prod(hierarchy[index + 1 :]), latency))
-        return cls("adhoc-" + "x".join(map(str, hierarchy)), tuple(levels), base.device)
+        assumed = {f"levels.{i}.{name}": ASSUMED for i in range(len(levels)) for name in ("bandwidth", "latency_ns")}
+        of_device = {path: error for path, error in base.errors.items() if path.startswith("device.")}
+        name = "adhoc-" + "x".join(map(str, hierarchy))
+        return cls(name, tuple(levels), base.device, errors=assumed | of_device)
 
     def to_json(self) -> dict[str, Any]:
         """The machine as in a machine file, without sources."""
@@ -210,6 +221,7 @@ class Machine:
             "levels": [_level_json(level) for level in self.levels],
             "device": _device_json(self.device),
             "collectives": self.collectives,
+            **({"errors": dict(self.errors)} if self.errors else {}),
         }
 
     @classmethod
@@ -220,7 +232,8 @@ class Machine:
         levels = tuple(map(_level, data["levels"]))
         # Plans of older versions name no collectives.
         collectives = title(data.get("collectives", cls.collectives))
-        return cls(title(data["name"]), levels, _device(data["device"]), collectives)
+        errors = {title(path): _error(share) for path, share in data.get("errors", {}).items()}
+        return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors)
 
 
 def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:
@@ -328,6 +341,12 @@ def _device_json(device: Device) -> dict[str, Any]:
 
 def _level_json(level: Level) -> dict[str, Any]:
     return _given(level) | ({} if level.wiring is None else {"wiring": level.wiring.to_json()})
+
+
+def _error(share: Any) -> float:
+    if not rate(share) < 1:
+        raise ValueError(f"error {share!r:.60} is not a share above 0 and below 1")
+    return float(share)
 
 
 def _level(data: Any) -> Level:

@@ -1,6 +1,7 @@
 """Reads machine files (YAML). Every error is one line that names the file and the field."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from ..errors import PartitaError
+from .machine import ASSUMED
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10  # a machine file needs 5
@@ -43,7 +45,7 @@ def read(path: Path) -> dict[str, Any]:
     if unknown:
         raise PartitaError(f"{path}: device.peak: unknown dtype {unknown[0][:60]!r} (known: {', '.join(DTYPES)})")
     data: dict[str, Any] = _values(machine)
-    return data
+    return data | {"errors": dict(_errors(machine))}
 
 
 class _Loader(yaml.SafeLoader):
@@ -122,25 +124,37 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _Number(_Strict):
-    """A positive number and where it comes from."""
-
-    value: _Positive
-    source: _Text
-
-
-class _Count(_Strict):
-    """A positive whole number and where it comes from; 80e9 counts as whole."""
+class _Units(_Strict):
+    """How many there are, and who says so; such a number has no error."""
 
     value: Annotated[_Positive, AfterValidator(_whole)]
     source: _Text
 
 
-class _Share(_Strict):
-    """A number above 0, at most 1, and where it comes from."""
+class _Uncertain(_Strict):
+    """A number, where it comes from, and by which share of it the truth may lie above or below."""
+
+    value: float
+    source: _Text
+    error: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
+class _Number(_Uncertain):
+    """A positive number."""
+
+    value: _Positive
+
+
+class _Count(_Uncertain):
+    """A positive whole number; 80e9 counts as whole."""
+
+    value: Annotated[_Positive, AfterValidator(_whole)]
+
+
+class _Share(_Uncertain):
+    """A number above 0, at most 1."""
 
     value: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-    source: _Text
 
 
 class _Link(_Strict):
@@ -149,7 +163,7 @@ class _Link(_Strict):
 
 
 class _Switch(_Strict):
-    units: _Count
+    units: _Units
     bandwidth: _Number
     duplex: bool = True
 
@@ -164,7 +178,7 @@ class _Wiring(_Strict):
 
 class _Level(_Strict):
     name: _Text
-    size: _Count
+    size: _Units
     bandwidth: _Number
     latency_ns: _Number
     wiring: _Wiring | None = None
@@ -217,9 +231,9 @@ class _Machine(_Strict):
 def _values(item: Any) -> Any:
     """The same without sources, and without fields that are left out."""
     match item:
-        case _Count():
+        case _Count() | _Units():
             return int(item.value)
-        case _Number() | _Share():
+        case _Uncertain():
             return item.value
         case _KernelTimes():
             return item.model_dump(exclude={"source"})
@@ -232,6 +246,24 @@ def _values(item: Any) -> Any:
     return item
 
 
+def _errors(item: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """The path and the error of every number that states one or whose source says `assumption`."""
+    match item:
+        case _Uncertain():
+            assumed = ASSUMED if "assumption" in item.source.lower() else None
+            if (error := item.error or assumed) is not None:
+                yield path.removeprefix("."), error
+        case BaseModel():
+            for name, value in item:
+                yield from _errors(value, f"{path}.{name}")
+        case list():
+            for index, value in enumerate(item):
+                yield from _errors(value, f"{path}.{index}")
+        case dict():
+            for name, value in item.items():
+                yield from _errors(value, f"{path}.{name}")
+
+
 def _first(error: ValidationError) -> str:
     """The first error: the field's path, what is wrong, and the value found."""
     first = error.errors(include_url=False)[0]
@@ -241,7 +273,7 @@ def _first(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{place}: is not a field of a machine file"
     if first["type"] == "model_type":
-        numbers = {kind.__name__ for kind in (_Number, _Count, _Share)}
+        numbers = {kind.__name__ for kind in (_Units, _Number, _Count, _Share)}
         shape = "{value: ..., source: ...}" if first["ctx"]["class_name"] in numbers else "a mapping"
         first["msg"] = f"should be {shape}"
     found = repr(first["input"])
