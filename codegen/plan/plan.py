@@ -54,7 +54,8 @@ class Plan:
     message to the next stage. With `overlap` the program communicates while it computes; `together` names the layers
     whose weights travel in one message, each with the number of elements of its weights (of the whole layer where
     stages divide it; 0: each travels by itself): all but the first hide that traffic. With `compile` the program
-    compiles its blocks, and the kernels of layers are priced as fused.
+    compiles its blocks, and the kernels of layers are priced as fused. `rivals` are the next best plans that the search
+    found, with other meshes, pipelines or numbers of micro-batches.
     """
 
     graph: PCG
@@ -75,6 +76,7 @@ class Plan:
     overlap: bool = True
     together: Mapping[str, int] = field(default_factory=dict)
     compile: bool = False
+    rivals: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
 
     schedule = ONE_F_ONE_B  # no fields here, since a single stage has nothing to order
     chunks = 1
@@ -278,6 +280,7 @@ class PipelinePlan(Plan):
     overlap: bool = field(init=False)
     together: Mapping[str, int] = field(default_factory=dict)
     compile: bool = field(init=False)
+    rivals: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):

@@ -1,6 +1,7 @@
 """Plans as files: plan.json, alone or in a folder beside program.py.
 
-The file of a pipeline has the whole graph once, and for every stage the fields that are its own.
+The file of a pipeline has the whole graph once, and for every stage the fields that are its own. A rival has only what
+differs from the plan, and each choice once, with its nodes.
 """
 
 import json
@@ -17,6 +18,7 @@ from ...formulation.pipeline.schedule import Schedule, SlotTable, schedule_named
 from ...formulation.placement.placement import Placement
 from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
+from ...model.graph.batch import with_batch
 from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
@@ -92,7 +94,32 @@ def to_json(plan: Plan) -> dict[str, Any]:
         **(_pipeline_json(plan) if plan.size > 1 else _stage_json(plan)),
         "report": plan.report,
         "graph": graph_to_json(plan.graph),
+        **({"rivals": [_rival_json(plan, rival) for rival in plan.rivals]} if plan.rivals else {}),
     }
+
+
+def _rival_json(plan: Plan, rival: Plan) -> dict[str, Any]:
+    """What a rival has for itself; its graph only if it is not the plan's."""
+    own = _pipeline_json(rival) if rival.size > 1 else _stage_json(rival)
+    for part, entry in zip(rival.stages, own.get("stages", [own]), strict=True):
+        entry.pop("report", None)
+        entry["choices"] = _grouped(part)
+    rewritten = rival.graph != with_batch(plan.graph, rival.graph.batch)
+    return {
+        **({"kind": PIPELINE} if rival.size > 1 else {}),
+        "dtype": rival.dtype,
+        "micro_batches": rival.micro_batches,
+        **own,
+        **({"graph": graph_to_json(rival.graph)} if rewritten else {}),
+    }
+
+
+def _grouped(plan: Plan) -> list[dict[str, Any]]:
+    """Every distinct choice with the numbers of its nodes."""
+    groups: dict[str, list[int]] = {}
+    for index, choice in enumerate(plan.choices):
+        groups.setdefault(json.dumps(choice_json(plan.graph, index, choice)), []).append(index)
+    return [{"choice": json.loads(text), "nodes": nodes} for text, nodes in groups.items()]
 
 
 def _stage_json(plan: Plan) -> dict[str, Any]:
@@ -143,21 +170,50 @@ def from_json(data: Any) -> Plan:
         graph, machine = graph_from_json(data["graph"]), Machine.from_json(data["machine"])
         model = _object("model", data["model"])
         initial = InitialValues.from_json(data["initial"]) if "initial" in data else None
-        if kind is None:
-            return replace(_stage(data, graph, machine, model), initial=initial)
-        row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
-        return PipelinePlan(
-            graph,
-            machine,
-            row,
-            bounds,
-            stages=_stages(data, graph, stage_machine(machine, row), bounds),
-            schedule=_schedule(data),
-            chunks=whole(data["chunks"]),
-            model=model,
-            report=_report(data["report"]),
-            initial=initial,
-        )
+        plan = _plan(data, graph, machine, model)
+        rivals = [_rival(data, plan, number, given) for number, given in enumerate(as_list(data.get("rivals", [])))]
+        return replace(plan, initial=initial, rivals=tuple(rivals))
+
+
+def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str, Any]) -> Plan:
+    """A plan of one stage or several, without how its weights begin and without rivals."""
+    if _kind(data) is None:
+        return _stage(data, graph, machine, model)
+    row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
+    return PipelinePlan(
+        graph,
+        machine,
+        row,
+        bounds,
+        stages=_stages(data, graph, stage_machine(machine, row), bounds),
+        schedule=_schedule(data),
+        chunks=whole(data["chunks"]),
+        model=model,
+        report=_report(data["report"]),
+    )
+
+
+def _rival(data: Mapping[str, Any], plan: Plan, number: int, given: Any) -> Plan:
+    """A rival of a plan that was read from `data`."""
+    with _errors_at(f"rival {number}", prefix=True):
+        own = _object("its entry", given)
+        batch = plan.batch // whole(own["micro_batches"])
+        graph = graph_from_json(own["graph"]) if "graph" in own else with_batch(plan.graph, batch)
+        shared = {key: data[key] for key in ("optimizer", "overlap", "compile") if key in data}
+        if "stages" not in own:
+            own["choices"] = _spread(graph, own["choices"])
+            return _plan(shared | own | {"report": {}}, graph, plan.machine, plan.model)
+        stages = [_object("a stage", entry) for entry in as_list(own["stages"])]
+        for entry, ends in zip(stages, pairwise(map(whole, as_list(own["bounds"]))), strict=True):
+            part = graph_from_json(entry["graph"]) if "graph" in entry else stage(graph, *ends).graph
+            entry |= {"choices": _spread(part, entry["choices"]), "report": {}}
+        return _plan(shared | own | {"stages": stages, "report": {}}, graph, plan.machine, plan.model)
+
+
+def _spread(graph: PCG, groups: Any) -> dict[str, Any]:
+    """The choice of every node by its name: the inverse of `_grouped`."""
+    pairs = ((whole(node), group["choice"]) for group in as_list(groups) for node in as_list(group["nodes"]))
+    return {graph.nodes[node].name: choice for node, choice in pairs}
 
 
 def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple[int, ...]) -> tuple[Plan, ...]:

@@ -1,6 +1,6 @@
 """The plan of a search result, of one stage or several, confirmed by a pricer that shares nothing with the search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from ..pricing.stage_price import stage_price
 from .context import Context
 from .decode import report, unsplit_flops
 from .rewritten_graph import changes, decided
+from .rivals import rivals
 
 WITHOUT_CONTEXT = Context()
 
@@ -30,14 +31,13 @@ def confirmed_plan(
     facts: Mapping[str, Any],
     context: Context = WITHOUT_CONTEXT,
 ) -> Plan:
-    """The plan that a search found; `facts` go into its report.
+    """The plan that a search found, with its rivals; `facts` go into its report.
 
     AssertionError: the second pricer computes another step or memory than the search.
     """
     best = found.configuration
     assert best is not None and found.objective is not None
-    if best.devices > 1 and best.placement in found.unrewritten:
-        problem = problem.captured
+    whole, problem = problem, _searched(problem, found, best)
     stages = _own_graphs(problem, best, found.bounds, found.stages)
     reports = [report(*solved) for solved in stages]
     made = _decoded(problem, best, found.bounds, stages, reports, context)
@@ -48,7 +48,26 @@ def confirmed_plan(
             *(each for solved in stages for each in changes(*solved)),
         ]
     _confirm(made, best, found.objective, rewritten=bool(problem.pcg.alternatives))
-    return made
+    return made if found.interrupted else replace(made, rivals=rivals(made, _others(whole, found, context)))
+
+
+def _others(problem: PlanningProblem, found: SearchResult, context: Context) -> Iterator[Plan]:
+    """The other plans that a search found, the fastest first, without those whose order is yet to be found."""
+    for other in found.others:
+        configuration = other.configuration
+        if configuration.devices > 1 and configuration.schedule.limit is not None:
+            continue
+        own = _searched(problem, found, configuration)
+        stages = _own_graphs(own, configuration, other.bounds, other.decode())
+        made = _decoded(own, configuration, other.bounds, stages, [report(*solved) for solved in stages], context)
+        made.report["objective_ns"] = other.objective
+        yield made
+
+
+def _searched(problem: PlanningProblem, found: SearchResult, best: Configuration) -> PlanningProblem:
+    """The problem in which a configuration was searched: of the captured graph, if its mesh is too wide for others."""
+    wide = best.devices > 1 and best.placement in found.unrewritten
+    return problem.captured if wide else problem
 
 
 def step_ns(problem: PlanningProblem, best: Configuration, bounds: tuple[int, ...], stages: Sequence[Solved]) -> int:

@@ -23,7 +23,7 @@ from .problem import problem_of, save_network
 from .run_search import run_search, without_bundles
 from .search_report import searched_space, without_plan
 from .solved_order import with_solved_order
-from .variants import Variant, best_of, variants
+from .variants import Variant, best_with_rivals, variants
 
 
 @seldom_collected()
@@ -51,7 +51,7 @@ def plan_graph(
         fits.update([] if made.report["space"].get("offload") else [variant.training.dtype])
         return made
 
-    return best_of(tried, budget.time_limit, budget.gap, plan_one)
+    return best_with_rivals(tried, budget.time_limit, budget.gap, plan_one)
 
 
 def plan_variant(

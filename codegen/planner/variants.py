@@ -17,6 +17,7 @@ from ...model.training import Training
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import Plan
+from .rivals import rivals, step_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,19 @@ def variants(graph: PCG, training: Training, space: SearchSpace) -> list[Variant
         for other in space.each_schedule()
         for rules in sets
     ]
+
+
+def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
+    """The best of all variants (`best_of`); plans of the others, and their rivals, are among its rivals."""
+    found: list[Plan] = []
+
+    def planned(variant: Variant, left: float | None, cutoff: int | None) -> Plan:
+        made = plan(variant, left, cutoff)
+        found.extend((replace(made, rivals=()), *made.rivals))
+        return made
+
+    best = best_of(variants, seconds, gap, planned)
+    return replace(best, rivals=rivals(best, sorted(found, key=step_ns)))
 
 
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:

@@ -22,6 +22,7 @@ from .cost_tables import (
 )
 from .describe import mesh_sentence, pipeline_sentence
 from .proof_text import proof_text, space_phrases
+from .sensitivity import sensitivity
 from .strategy_tables import axes_table, operators_table, spread_table, weights_table
 from .tables import Table
 from .unsplit_work import unsplit_table
@@ -45,7 +46,9 @@ def facts(plan: Plan) -> Facts:
     price = plan_price(plan)
     name = plan.model.get("reference") or "a model"
     title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
-    return Facts(plan, price, title, _summary(plan, price), tuple(_tables(plan, price)), _optimum(plan, price))
+    further, told = sensitivity(plan, price)
+    tables, optimum = (*_tables(plan, price), *further), (*_optimum(plan, price), *told)
+    return Facts(plan, price, title, _summary(plan, price), tables, optimum)
 
 
 def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:

@@ -88,7 +88,7 @@ def search_placements(problem: PlanningProblem, solver: Solver, limits: Limits =
     backend, further = ByPlacement(solver), _further_orders(problem)
     joint = replace(joint_problem(problem, further or ()), tell=backend.tell)
     found = search(joint, backend, limits)
-    found = replace(found, orders=len(further or ()), orders_left_out=further is None)
+    found = replace(found, orders=len(further or ()), orders_left_out=further is None, others=())
     left_out = sum(len(group) for group in joint.groups if len(group[0].sizes) > found.axes)
     unrewritten = tuple(p for group in joint.groups if group[0] in found.unrewritten for p in group)
     found = replace(found, left_out=left_out, unrewritten=unrewritten)

@@ -42,6 +42,16 @@ def without_pipelines(problem: PlanningProblem) -> ConfigurationSpace:
 
 
 @dataclass(frozen=True)
+class OtherPlan:
+    """A plan that a search found beside the best: its step in ns and its cuts; `decode` gives its stages."""
+
+    configuration: Configuration
+    objective: int
+    bounds: tuple[int, ...]
+    decode: Callable[[], tuple[Solved, ...]]
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The best plan (None: none found), its bound, and statistics of the search.
 
@@ -53,6 +63,7 @@ class SearchResult:
     capacity of a configuration that does not fit. `refused`: number of networks for which the solver gave nothing,
     though it had time; `solver_words`: its words about one of them. `programs`: the reduction programs of a joint
     network, as JSON. `orders`: further placements, with other orders of axes; `orders_left_out`: not all were searched.
+    `others`: the next best plans that were found, with other meshes, pipelines or numbers of micro-batches.
     """
 
     status: Status
@@ -82,6 +93,7 @@ class SearchResult:
     refused: int = 0
     solver_words: str = ""
     programs: tuple[Mapping[str, Any], ...] = ()
+    others: tuple[OtherPlan, ...] = ()
 
     @property
     def gap(self) -> float | None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import inf, prod
 from operator import attrgetter
@@ -37,7 +38,7 @@ from .mesh_width import elimination_work, quick_axes
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
-from .result import ConfigurationSpace, SearchResult, Solved, StepNs, without_pipelines
+from .result import ConfigurationSpace, OtherPlan, SearchResult, Solved, StepNs, without_pipelines
 from .single_stage import solve_single_stage
 from .state import BOUNDS, Effort, Level, Proved, Stages
 
@@ -58,6 +59,8 @@ LEADER_GAP = 0.25
 more of them."""
 BOUND_STEP = 1.5
 """Factor by which one call may raise a bound."""
+OTHERS = 8
+"""The most plans beside the best that a result has."""
 DIVE_REACH = 3.0
 """A begun configuration is continued out of turn only while its bound is below this multiple of the least bound."""
 
@@ -135,6 +138,7 @@ class _Search:
         self.executor = executor if self.has_pipelines else Serial()
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
+        self.found: dict[tuple[Row, tuple[Row, ...], int], tuple[Configuration, Stages]] = {}  # see `_keep`
         self.families: dict[tuple[Row, tuple[Row, ...]], _Family] = {}
         self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
@@ -420,6 +424,8 @@ class _Search:
         self.prices_of |= state.prices_of
         if candidate.merged:
             self._share_bound(candidate)
+        if stages is not None:
+            self._keep(candidate.configuration, stages)
         if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
             self.best, self.leader = (candidate.configuration, stages), candidate
             self.target = self.limits.ceiling(stages.objective)
@@ -428,6 +434,19 @@ class _Search:
                 other.has_part_bounds &= other is candidate
         if self.limits.progress is not None:
             self.limits.progress(Progress(self.objective, self._bound(), time.monotonic() - self.start))
+
+    def _keep(self, configuration: Configuration, stages: Stages) -> None:
+        """Keep a plan if it is the best of its pipeline, mesh and micro-batches, whatever the order of the axes."""
+        kind = configuration.row, tuple(sorted(configuration.matrix)), configuration.micro_batches
+        if kind not in self.found or stages.objective < self.found[kind][1].objective:
+            self.found[kind] = configuration, stages
+
+    def _others(self) -> Iterator[OtherPlan]:
+        """The next best of the plans that were kept."""
+        plans = sorted(self.found.values(), key=lambda plan: plan[1].objective)
+        for configuration, stages in [plan for plan in plans if plan != self.best][:OTHERS]:
+            decode = partial(_decoded, self._parts(configuration), stages)
+            yield OtherPlan(configuration, stages.objective, stages.bounds, decode)
 
     def _share_bound(self, merged: Candidate) -> None:
         """Apply a merged bound to all of its size; if memory was scarce, skip their bounds that ignore it."""
@@ -489,6 +508,7 @@ class _Search:
             orders_left_out=self.orders_left_out,
             refused=sum(s.refused for s in states),
             solver_words=next((s.solver_words for s in states if s.solver_words), ""),
+            others=tuple(self._others()),
         )
 
     def _unrewritten(self) -> tuple[Placement, ...]:

@@ -1,0 +1,30 @@
+"""A plan on another machine with the same levels: its layouts, cuts and order stay, and it is priced there."""
+
+from dataclasses import replace
+
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...model.errors import PartitaError
+from ...model.machine.machine import Machine, stage_machine
+from ..plan.plan import PipelinePlan, Plan
+from .plan_price import plan_price
+
+
+def on_machine(plan: Plan, machine: Machine) -> Plan:
+    """The same plan for another machine, without rivals; how collectives run in steps follows from the machine.
+
+    PartitaError: the machine has other levels, or lacks a number that the plan needs.
+    """
+    if not isinstance(plan, PipelinePlan):
+        return replace(plan, machine=machine, rivals=())
+    own, transfer = stage_machine(machine, plan.row), transfer_price(machine, plan.row)
+    stages = tuple(replace(stage, machine=own, transfer=transfer) for stage in plan.stages)
+    return replace(plan, machine=machine, stages=stages, rivals=())
+
+
+def step_on(plan: Plan, machine: Machine) -> int | None:
+    """The predicted step in ns of a plan on another machine; None if it cannot run there or does not fit."""
+    try:
+        price = plan_price(on_machine(plan, machine))
+    except PartitaError:
+        return None
+    return price.objective_ns if price.memory_bytes <= machine.device.capacity_bytes else None
