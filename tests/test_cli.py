@@ -171,6 +171,17 @@ def test_a_plan_and_what_is_said_of_it(partita: Run, tmp_path: Path) -> None:
     assert kept | {"seconds": 0, "program": 0} == plain | {"seconds": 0, "program": 0}
 
 
+def test_a_plan_for_several_machines(partita: Run) -> None:
+    found = summary(partita, "plan", "mlp", "--small", "--machine", "dgx-a100,dgx-h100")
+    assert [each["name"] for each in found["machines"]] == ["dgx-a100", "dgx-h100"]
+    assert found["objective_ns"] == max(each["objective_ns"] for each in found["machines"])
+    assert found["bound_ns"] == max(each["bound_ns"] for each in found["machines"])
+    parts = sum(spent for part, spent in found["seconds"].items() if part != "total")
+    assert parts == pytest.approx(found["seconds"]["total"], rel=0.1)
+    code, out, _ = partita("plan", "mlp", "--small", "--machine", "dgx-a100,dgx-h100")
+    assert code == 0 and "planned for the worst of dgx-a100 and dgx-h100" in out.splitlines()[0]
+
+
 def test_the_sequence_is_the_model_s_own_unless_given(partita: Run) -> None:
     arguments = ("plan", "llama-7b", "--small", "--hierarchy", "1")
     assert summary(partita, *arguments)["sequence"] == 8
@@ -302,6 +313,10 @@ def test_an_unwritable_output_is_refused_before_the_search(
         "plan gpt2 --machine cpu --fix a",
         "plan gpt2 --machine cpu --no-such-option",
         "plan gpt2 --machine cpu --rewrite-alpha 2",
+        "plan gpt2 --machine dgx-a100,gcp-a100",
+        "plan gpt2 --machine dgx-a100,dgx-a100",
+        "plan gpt2 --machine dgx-a100,",
+        "price gpt2 --machine dgx-a100,dgx-h100 --dp 8",
         "plan --rewrite all",
         "verify",
         "verify plan --level clouds",

@@ -23,7 +23,7 @@ from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
 from ...model.initial_values import InitialValues
-from ...model.json_values import number, whole
+from ...model.json_values import number, title, whole
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import Machine, stage_machine
 from .choice import Choice, as_list, choice_json, read_choice
@@ -281,6 +281,8 @@ def _report(data: Any) -> dict[str, Any]:
     if without is not None and without["objective_ns"] is not None:
         number(without["objective_ns"])
     as_list(report.get("bundles", []))
+    for machine in as_list(report.get("machines", [])):
+        title(machine["name"]), number(machine["objective_ns"])
     if report.get("objective_ns") is not None and report.get("bound_ns") is None:
         raise ValueError("the report has an objective without a bound")
     if not isinstance(report.get("gap") or 0, int | float):

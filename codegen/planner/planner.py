@@ -24,8 +24,8 @@ from ...solvers.cache.store import Store, store_in
 from ..plan.plan import Plan
 from .context import Context, Tell, print_progress
 from .named_model import captured, captured_module, constructor_values
-from .plan_graph import plan_graph
 from .problem import check_early
+from .worst_case import check_comparable, plan_for_all
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,11 +47,13 @@ def plan(
 ) -> Plan:
     """Plan a model by its name or `file.py:factory`; `given` are the fields of `Training` that are not the model's own.
 
-    PartitaError: unknown names, or a model that fits no placement. NoPlanError: none was found in time.
+    Of several machines, for the worst. PartitaError: unknown names, or a model that fits no placement. NoPlanError:
+    none was found in time.
     """
-    machine = choice.load()
-    graph, training, context = prepared(reference, machine, given, space, budget, small=small, progress=progress)
-    return plan_graph(graph, machine, training, space, budget, replace(context, save_network=save_network))
+    machines = choice.load_all()
+    check_comparable(machines)
+    graph, training, context = prepared(reference, machines[0], given, space, budget, small=small, progress=progress)
+    return plan_for_all(graph, machines, training, space, budget, replace(context, save_network=save_network))
 
 
 def prepared(
@@ -96,7 +98,7 @@ def prepared(
 def optimize(
     module: nn.Module,
     inputs: Any,
-    machine: Machine | str,
+    machine: Machine | str | Sequence[Machine | str],
     *,
     batch: int | None = None,
     dtype: str | Sequence[str] = "float32",
@@ -130,23 +132,27 @@ def optimize(
 ) -> Plan:
     """Plan the training of a module.
 
-    `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples, or
-    `batch_dim` (an int, or a dict by the names of inputs, None for those without samples); `batch` is the global batch
-    of a step (default: the example's). `loss` says what of the module's output is trained where it is not the only
-    scalar, nor named `loss`: a function of the output, or "projection", to check a module without loss. The other
-    keywords are the fields of `Training`, `SearchSpace` and `Budget`, as the command line takes them: `dtype` and
-    `schedule` may name several, of which the fastest is chosen; `stages` is a number or "auto". `rewrite`: choose among
-    all rewritings of the graph too, by the planner's rules (True), by these and the generated ones ("all"), or by those
-    given if they are proved. `cache`: the folder where solved networks are kept, "none", or None for the usual one
-    (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that takes words and `Progress`. Raises
-    PartitaError for what cannot be captured or fits no placement, NoPlanError where the time or an interrupt ended the
-    search before any plan was found.
+    `inputs` are example inputs (a tuple, or a dict of keywords) whose dim 0 counts samples, or `batch_dim` (an int, or
+    a dict by the names of inputs, None for those without samples); `batch` is the global batch of a step (default: the
+    example's). Of several machines, the plan is the best for the worst. `loss` says what of the module's output is
+    trained where it is not the only scalar, nor named `loss`: a function of the output, or "projection", to check a
+    module without loss. The other keywords are the fields of `Training`, `SearchSpace` and `Budget`, as the command
+    line takes them: `dtype` and `schedule` may name several, of which the fastest is chosen; `stages` is a number or
+    "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules (True), by these and the
+    generated ones ("all"), or by those given if they are proved. `cache`: the folder where solved networks are kept,
+    "none", or None for the usual one (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that
+    takes words and `Progress`. Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where
+    the time or an interrupt ended the search before any plan was found.
     """
     from ...model.capture.objective import GIVEN, TrainedModule, mode_of
 
     start = time.monotonic()
     tell = print_progress if progress is True else progress or None
-    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
+    given = [machine] if isinstance(machine, Machine | str) else machine
+    machines = [one if isinstance(one, Machine) else Machine.load(one) for one in given]
+    if not machines:
+        raise PartitaError("no machine is given")
+    check_comparable(machines)
     samples = None if batch is None else max(batch, 2)
     graph, initial = captured_module(
         module,
@@ -190,4 +196,4 @@ def optimize(
     model |= {"loss": GIVEN} if callable(loss) else {}
     built = TrainedModule(module, inputs, loss)
     context = Context(model, built, tell, start=start, initial=initial)
-    return plan_graph(graph, machine, training, space, budget, context)
+    return plan_for_all(graph, machines, training, space, budget, context)

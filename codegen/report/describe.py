@@ -11,7 +11,7 @@ from ..emission.common.text import WIDTH
 from ..plan.plan import Plan
 from ..plan.table_spread import places, spread_axis
 from ..pricing.axis_groups import axis_groups, steps_text
-from .proof_text import proof_text
+from .proof_text import on_each_machine, proof_text, worst_of
 from .unsplit_work import opaque_sentence
 from .words import bytes_text, contents, equal_layers, recompute_text
 
@@ -71,7 +71,7 @@ def _headed(plan: Plan, rows: Iterable[Row]) -> str:
     machine = plan.machine
     where = " x ".join(f"{level.size} {level.name}{'s' if level.size > 1 else ''}" for level in machine.levels)
     name = plan.model.get("reference") or "a model"
-    lines = [f"Training program for {name}, planned for {machine.name}: {where}.", ""]
+    lines = [f"Training program for {name}, planned for {worst_of(plan.report) or machine.name}: {where}.", ""]
     for label, text in rows:
         start = f"    {label:<12}"
         lines += wrap(
@@ -95,6 +95,8 @@ def _predicted(plan: Plan) -> list[Row]:
     report, rows = plan.report, list[Row]()
     if report.get("objective_ns") is not None:
         rows.append(("step", _step(plan)))
+    if report.get("machines"):
+        rows.append(("machines", on_each_machine(report, _time)))
     if report.get("memory_bytes") is not None:
         where = "the fullest rank" if plan.size > 1 else "every rank"
         capacity = report.get("capacity_bytes", plan.machine.device.capacity_bytes)

@@ -21,7 +21,7 @@ from .cost_tables import (
     time_unit,
 )
 from .describe import mesh_sentence, pipeline_sentence
-from .proof_text import proof_text, space_phrases
+from .proof_text import on_each_machine, proof_text, space_phrases, worst_of
 from .sensitivity import sensitivity
 from .strategy_tables import axes_table, operators_table, spread_table, weights_table
 from .tables import Table
@@ -45,7 +45,7 @@ def facts(plan: Plan) -> Facts:
     """All facts about a plan. Raises PartitaError if its report is malformed."""
     price = plan_price(plan)
     name = plan.model.get("reference") or "a model"
-    title = f"{name} on {plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
+    title = f"{name} on {worst_of(plan.report) or plan.machine.name}, {plan.ranks} x {plan.machine.device.name}"
     further, told = sensitivity(plan, price)
     tables, optimum = (*_tables(plan, price), *further), (*_optimum(plan, price), *told)
     return Facts(plan, price, title, _summary(plan, price), tables, optimum)
@@ -97,6 +97,7 @@ def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     if written is not None and written != price.objective_ns:
         step += f"; the plan file claims {written / size:,.2f} {unit}, which its layouts do not cost"
     samples = f"{plan.batch / (price.objective_ns / 1e9):,.1f} samples/s" if price.objective_ns else ""
+    machines = on_each_machine(plan.report, lambda ns: f"{ns / size:,.2f} {unit}")
     batch = f"{plan.batch} samples"
     if plan.micro_batches > 1:
         batch += f" in {plan.micro_batches} micro-batches of {plan.graph.batch}"
@@ -111,6 +112,7 @@ def _summary(plan: Plan, price: PlanPrice) -> tuple[tuple[str, str], ...]:
     hidden, waited = (sum(ns) for ns in zip(*((s.hidden_ns, s.host_bound_ns) for s in price.stages), strict=True))
     return (
         ("step", f"{step}; {samples}" if samples else step),
+        *((("machines", machines),) if machines else ()),
         *((("overlap", _overlap_text(hidden, traffic, unit, size)),) if traffic else ()),
         *((("host", f"devices wait {waited / size:,.2f} {unit} for it to issue calls"),) if waited else ()),
         ("memory", memory),

@@ -38,6 +38,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "without_bundles": report.get("without_bundles"),
         "rewritten": report.get("rewritten", []),
         "program": None,
+        **({"machines": report["machines"]} if "machines" in report else {}),
         **({"pipeline": _pipeline(plan)} if plan.size > 1 else {}),
     }
 

@@ -16,12 +16,15 @@ MAX_LEVELS = 8
 
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
-    """A preset or file, with its own or other nodes or hierarchy; a hierarchy alone is an ad hoc machine.
+    """A preset or file, or several, with their own or other nodes or hierarchy; a hierarchy alone is an ad hoc machine.
 
     PartitaError: neither machine nor hierarchy, both nodes and hierarchy, or sizes that no machine has.
     """
 
-    machine: str | None = field(default=None, metadata=option(str, "A machine's name, or its YAML file."))
+    machine: str | None = field(
+        default=None,
+        metadata=option(str, "A machine's name, or its YAML file; of `plan` several, joined by commas: their worst."),
+    )
     nodes: int | None = field(
         default=None, metadata=option(int, "Number of the machine's nodes; of `cpu`, number of ranks.")
     )
@@ -44,13 +47,25 @@ class MachineChoice:
             check_sizes("--hierarchy", self.hierarchy, MAX_LEVELS)
 
     def load(self) -> Machine:
-        """The machine itself. PartitaError: an unknown name, a file or a hierarchy that does not fit."""
+        """The only machine. PartitaError: an unknown name, a file or a hierarchy that does not fit, or several."""
+        machines = self.load_all()
+        if len(machines) > 1:
+            raise PartitaError(f"--machine names {len(machines)} machines; only `partita plan` takes several")
+        return machines[0]
+
+    def load_all(self) -> tuple[Machine, ...]:
+        """All machines that are named. PartitaError: see `load`."""
         from .machine import Machine  # reads YAML, which `--help` need not
 
         if self.machine is None:
             assert self.hierarchy is not None
-            return Machine.adhoc(self.hierarchy)
-        machine = Machine.load(self.machine, nodes=self.nodes)
+            return (Machine.adhoc(self.hierarchy),)
+        return tuple(map(self._load, self.machine.split(",")))
+
+    def _load(self, name: str) -> Machine:
+        from .machine import Machine
+
+        machine = Machine.load(name.strip(), nodes=self.nodes)
         if self.hierarchy is None:
             return machine
         if len(self.hierarchy) != len(machine.levels):
