@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -94,7 +95,7 @@ def links_of(matrix: str) -> tuple[str, ...]:
     return tuple(" ".join(row[1 : len(gpus) + 1]) for row in gpus)
 
 
-def joined_alike(links: tuple[str, ...]) -> bool:
+def joined_alike(links: Sequence[str]) -> bool:
     """True if every two GPUs have the same kind of link, so that a switch describes them."""
     kinds = {kind for line in links for kind in line.split() if kind != "X"}
     return len(kinds) <= 1
