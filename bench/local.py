@@ -92,9 +92,9 @@ class Case:
     model: str
     ranks: int
     configurations: tuple[Configuration, ...]
-    samples: int = 16
+    samples: int = 8
     rounds: int = 5
-    steps: int = 2
+    steps: int = 1
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ def cases() -> tuple[Case, ...]:
     own = min(max(usable_cores(), 2), 4)
     kinds = {1: (DATA, Configuration("4 micro-batches", micro_batches=4)), 4: FOUR, own: TEN}
     return tuple(
-        Case(model, ranks, configurations, SAMPLES.get(model, 16))
+        Case(model, ranks, configurations, SAMPLES.get(model, 8))
         for model in NAMES
         for ranks, configurations in sorted(kinds.items())
     )
