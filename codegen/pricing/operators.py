@@ -1,6 +1,7 @@
 """What operators cost: kernels, messages of special strategies and bundles, tensors saved for backward."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 
 from ...formulation.bundles.bundles import exchanges, widest_piece
 from ...formulation.pipeline.stage_transfers import messages
@@ -10,10 +11,10 @@ from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import rows_taken
 from ...formulation.strategies.tensor_classes import Use, trains
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.layout import COLLECTIVES, Action, R, atom_of, is_split, largest_part
+from ...model.graph.layout import COLLECTIVES, Action, Layout, P, R, atom_of, is_split, largest_part
 from ...model.graph.segments import gives_product
 from ...model.machine.roofline import backward_factor
-from ...model.operators.operator import operator
+from ...model.operators.operator import LookUp, operator
 from ..plan.choice import Choice
 from .conversions import Conversions
 from .critical_branches import as_ordinary
@@ -74,14 +75,32 @@ class OperatorPrices(Conversions):
         for place, (i, x) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
             if place in handed:
                 continue
-            item = self.item(i)
-            read: float = self.numel(i, x)
-            if looked_up and place == looked_up[0]:
-                read = looked_up[1] * share
-                if node.get("sparse") and self.precision.compute != self.precision.master:  # cast where it is looked up
-                    item = 3 * ITEMSIZE[self.precision.master]
-            traffic += read * item
+            if looked_up and place == looked_up.operand:
+                traffic += self.rows_read(index, looked_up, looked_up.elements * share)
+            else:
+                traffic += self.numel(i, x) * self.item(i)
         return traffic
+
+    def rows_read(self, index: int, looked_up: LookUp, elements: float) -> float:
+        """Bytes that a look-up of so many elements reads."""
+        node, layout = self.graph.nodes[index], self.choice(index).inputs[looked_up.operand]
+        table = node.inputs[looked_up.operand]
+        cast = node.get("sparse") and self.precision.compute != self.precision.master  # where it is looked up
+        item = ITEMSIZE[self.precision.master] if cast else self.item(table)
+        # A row is whole transactions; all of them together are no more than the table.
+        row = self.row(table, layout, looked_up.row) * item
+        touched = elements * item * (self.device.touched(row) / row)
+        read = max(elements * item, min(touched, self.numel(table, layout) * item))
+        return read + 2 * elements * item if cast else read
+
+    def row(self, index: int, layout: Layout, dims: Sequence[int]) -> int:
+        """Elements of a tensor that are read together: a rank's part of its last dims; of spread tables a unit."""
+        if index in self.spreads and P in layout:
+            return self.spreads[index].unit
+        atoms = {a for dim in dims for a in self.known[index].of_dim(dim)}
+        alone = tuple(x if is_split(x) and atom_of(x) in atoms else R for x in layout)
+        others = prod(size for a, size in enumerate(self.known[index].sizes) if a not in atoms)
+        return self.numel(index, alone) // others
 
     def handed(self, index: int) -> frozenset[int]:
         """The operands that the kernel before hands over; none if an exchange of its own makes it several kernels."""

@@ -145,15 +145,16 @@ class WeightPrices(OperatorPrices):
         )
         columns = tuple(R if is_split(x) and atom_of(x) in rows else x for x in self.plan.choices[index].output)
         width = self.numel(index, columns) // self.graph.nodes[index].shape[0]
-        size = ids * (width * item + ITEMSIZE["int64"])  # of one micro-batch
         if index in self.spreads:  # every unit of a table has its ids
-            wide, _, units = self.spreads[index].largest
-            size = ids // len(self.spreads[index].rows) * (wide * item + units * ITEMSIZE["int64"])
+            spread = self.spreads[index]
+            ids, width = ids // len(spread.rows) * spread.largest.units, spread.unit
+        size = ids * (width * item + ITEMSIZE["int64"])  # of one micro-batch
+        moved = ids * (self.device.touched(width * item) + ITEMSIZE["int64"])  # rows lie apart
         self.hold("states", index, stored * item + self.k * size)
         joined = sum(2 * j for j in range(2, self.k + 1))  # micro-batches, each joined to those before
         self.update("accumulate", index, self.stream(float(joined * size)), PriceSlot.ACCUMULATE)
         # Gradients of the same row are added up, then read; the rows of the table are read and written.
-        self.update("update", index, self.stream(5.0 * self.k * size), PriceSlot.KERNEL)
+        self.update("update", index, self.stream(5.0 * self.k * moved), PriceSlot.KERNEL)
 
 
 def bucket_price(plan: Plan, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:

@@ -23,7 +23,7 @@ from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline, backward_factor
-from ...model.operators.operator import operator
+from ...model.operators.operator import LookUp, operator
 from ...model.optimizers import optimizer_states
 from ..rvd.prices import prices_on
 from ..strategies.option_costs import LOSS_TRANSIENTS
@@ -202,13 +202,20 @@ class Prices:
         looked_up = entry.looked_up(op.of, sources)
         total: float = op.mask(None).numel * self._item(op.of)
         for place, source in enumerate(sources):
-            read: float = op.mask(place).numel
-            if looked_up and place == looked_up[0]:
+            read: float = op.mask(place).numel * self._item(source)
+            if looked_up and place == looked_up.operand:
                 if op.of.get("sparse"):
                     raise PartitaError(f"{op.of.name!r} has a sparse gradient, which space-time plans do not price")
-                read = looked_up[1] * self._share(op)
-            total += read * self._item(source)
+                rows = looked_up.elements * self._share(op) * self._item(source)
+                row = self._row(op, looked_up) * self._item(source)
+                read = max(rows, min(rows * (self.machine.device.touched(row) / row), read))
+            total += read
         return total
+
+    def _row(self, op: Op, looked_up: LookUp) -> int:
+        """Elements that a look-up reads together: a part of the table's last dims."""
+        known, sizes = self.graph.atoms[op.of.inputs[looked_up.operand]], op.mask(looked_up.operand).sizes
+        return prod(sizes[a] for dim in looked_up.row for a in known.of_dim(dim))
 
     def _share(self, op: Op) -> float:
         """The fraction of its operator's work in a part."""

@@ -18,10 +18,10 @@ _Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=256)
-def heuristic_spread(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
+def heuristic_spread(rows: tuple[int, ...], width: int, ranks: int, row: int = 1) -> TableSpread | None:
     """The spread of `heuristic_counts`, in the widest units that cost (nearly) nothing."""
     best: tuple[int, list[list[int]]] | None = None
-    for unit in unit_widths(len(rows), width, ranks):
+    for unit in unit_widths(len(rows), width, ranks, row):
         counts = heuristic_counts(rows, width // unit, ranks)
         most = unit * fullest(rows, counts)
         if best is None or most < best[0]:

@@ -14,6 +14,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ...model.errors import PartitaError
+from ...model.graph.dtypes import ITEMSIZE
+from ...model.machine.machine import Device
+from ...model.machine.precision import Precision
 
 NEAR = 1.01
 """Units are as wide as possible with at most this times the fewest columns on the busiest coordinate."""
@@ -84,8 +87,13 @@ class TableSpread:
         return tuple(c for c, own in enumerate(self.pieces) if any(piece.table == table for piece in own))
 
 
-TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int], TableSpread | None]
-"""(rows of the tables, their width, size of an axis) -> a spread; None if there are too few columns."""
+TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int, int], TableSpread | None]
+"""(rows of the tables, their width, size of an axis, `row_columns`) -> a spread; None if there are too few columns."""
+
+
+def row_columns(device: Device, precision: Precision) -> int:
+    """The columns that a look-up moves at least: those of a transaction."""
+    return -(-device.transaction_bytes // ITEMSIZE[precision.compute])
 
 
 def load(rows: Sequence[int], own: Iterable[ColumnRange], unit: int) -> CoordinateLoad:
@@ -100,13 +108,16 @@ def fewest_columns(tables: int, width: int, ranks: int, unit: int = 1) -> int:
     return unit * -(-tables * width // unit // ranks)
 
 
-def unit_widths(tables: int, width: int, ranks: int) -> tuple[int, ...]:
-    """The widths of units that cost (nearly) no time, widest first; none if a coordinate would be left empty."""
+def unit_widths(tables: int, width: int, ranks: int, row: int = 1) -> tuple[int, ...]:
+    """The widths of units that cost (nearly) no time, widest first; none if a coordinate would be left empty.
+
+    A look-up moves a multiple of `row` columns.
+    """
     if tables * width < ranks:
         return ()
-    best = fewest_columns(tables, width, ranks)
     units = (u for u in range(width, 0, -1) if width % u == 0)
-    return tuple(u for u in units if fewest_columns(tables, width, ranks, u) <= NEAR * best)
+    moved = {u: fewest_columns(tables, width, ranks, u) // u * -(-u // row) * row for u in units}
+    return tuple(u for u, columns in moved.items() if columns <= NEAR * min(moved.values()))
 
 
 def fewest_elements(rows: Sequence[int], width: int, ranks: int) -> int:

@@ -33,7 +33,8 @@ def floors_ns(
     """[4, n]: of every node a `Floor`, on `count` of the devices.
 
     A device has at least its even share of the arithmetic and of every tensor, and launches every kernel, except of
-    parallel branches, of which it may have none. Of several alternatives the fastest counts; tensors that some choice
+    parallel branches, of which it may have none. Rows that are looked up count with their own bytes, not with those of
+    whole transactions. Of several alternatives the fastest counts; tensors that some choice
     does not need count 0, as do those that every stage may compute for itself (`free`). `compiled`: layers are fused.
     """
     known, everywhere = classes(pcg), stage_local(pcg)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...model.graph.atoms import Atoms
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import atom_of, is_split, largest_part
 from ...model.machine.roofline import backward_factor
@@ -32,6 +33,7 @@ class OptionCosts:
         self.entry, self.looked_up = operator(at.node.op), operator(at.node.op).looked_up(at.node, at.sources)
         *self.inputs, self.output = codes
         *self.items, self.item = at.itemsizes
+        self.row = self._row(specials.situation.inputs)  # elements that a look-up reads together
         self.made = np.zeros(len(choice), dtype=np.int64)  # further elements of the first input's size that it keeps
         self.share = self._share(choice)  # of the work, the most that one rank has
         self.copied = [np.zeros(len(choice), dtype=bool) for _ in at.sources]
@@ -47,7 +49,16 @@ class OptionCosts:
             for operand in cost.copied:
                 self.copied[operand][option] = True
             if cost.spread is not None:
-                self.stored[0][option] = cost.spread.largest.elements
+                self.stored[0][option], self.row[option] = cost.spread.largest.elements, cost.spread.unit
+
+    def _row(self, known: Sequence[Atoms]) -> Array:
+        if self.looked_up is None:
+            return np.ones(len(self.output), dtype=np.int64)
+        place, _, dims = self.looked_up
+        atoms = {a for dim in dims for a in known[place].of_dim(dim)}
+        own = self.at.spaces[place].only(atoms)
+        elements: Array = own.numel[self.inputs[place]]
+        return elements
 
     def _share(self, choice: npt.NDArray[np.int16]) -> Floats:
         shares = self._shares(choice)
@@ -89,11 +100,20 @@ class OptionCosts:
             if self.looked_up and i == self.looked_up[0]:  # what is looked up, not the table
                 # The rows of a sparse table are cast after the look-up: they are read, written and read again before.
                 cast = self.node.get("sparse") and precision.compute != precision.master
-                traffic = traffic + self.looked_up[1] * self.share * (3 * ITEMSIZE[precision.master] if cast else item)
+                traffic = traffic + self._rows_read(ITEMSIZE[precision.master] if cast else item, bool(cast))
             else:
                 read = ~self.fused if i in self.at.fused else 1
                 traffic = traffic + s.numel[c] * item * read
         return traffic
+
+    def _rows_read(self, item: int, cast: bool) -> Floats:
+        """Bytes that a look-up reads: for every row whole transactions, for all no more than the table's bytes."""
+        assert self.looked_up is not None
+        place, elements, _ = self.looked_up
+        row, count = self.row * item, elements * self.share
+        touched = count * item * (self.at.roofline.machine.device.touched(row) / row)
+        read = np.maximum(count * item, np.minimum(touched, self.stored[place] * item))
+        return read + 2 * count * item if cast else read
 
     @property
     def _kernels(self) -> Floats:

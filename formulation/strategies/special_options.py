@@ -10,7 +10,7 @@ from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import Layout, P
 from ...model.operators.operator import operator
 from ..special import Situation, part_of, special_rows_fit, special_strategy
-from ..special.table_spread import TableSpread, TableSpreader
+from ..special.table_spread import TableSpread, TableSpreader, row_columns
 from .mesh_node import MeshNode
 from .row import Row
 
@@ -56,8 +56,10 @@ class SpecialRows:
         return bool(row.special) and row.inputs[0] == P and bool(table_rows(self.situation.sources[0]))
 
     def _spread(self, row: Row, ranks: int) -> TableSpread | None:
-        table = self.situation.sources[0]
-        return self.spread_tables(table_rows(table), table.shape[1], ranks) if self._spreads(row) else None
+        if not self._spreads(row):
+            return None
+        table, least = self.situation.sources[0], row_columns(self.at.roofline.machine.device, self.at.precision)
+        return self.spread_tables(table_rows(table), table.shape[1], ranks, least)
 
     def cost(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> SpecialCost:
         inputs, output = self._layouts(codes)

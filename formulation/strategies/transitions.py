@@ -7,6 +7,9 @@ example an all-reduce becomes a reduce-scatter and an all-gather where that is c
 program over the levels of the machine costs (`reduction.optimal`).
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from itertools import product
@@ -106,6 +109,10 @@ class Space:
         letters = self.letters[codes].astype(np.int64)
         plain: Codes = np.where(letters == B, R, letters) @ self.weights
         return plain
+
+    def only(self, atoms: Collection[int]) -> Space:
+        """The same layouts of the tensor of these atoms alone."""
+        return space(self.axes, tuple(size if a in atoms else 1 for a, size in enumerate(self.sizes)))
 
     def has(self, codes: Codes, letter: int) -> npt.NDArray[np.bool_]:
         """[codes, axes]: where the letter stands."""

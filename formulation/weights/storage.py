@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import B, P, R, S
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
+from ...model.machine.machine import Device
 from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
 from ..network.network import INFINITE
@@ -28,7 +29,7 @@ from ..parallelism import ZERO, Parallelism, Role
 from ..pipeline.stage_transfers import exchanged_bytes
 from ..reduction.optimal import cheapest_programs
 from ..special.table_spread import TableSpread
-from ..strategies.transitions import Codes, Space, Transitions, space
+from ..strategies.transitions import Codes, Space, Transitions
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -330,28 +331,35 @@ def accumulate_ns(choice: Storage, precision: Precision, roofline: Roofline) -> 
     return roofline.memory_ns(np.float64(made + 2 * item) * choice.numel + shares)
 
 
-def looked_up_bytes(choice: Storage, rows: Collection[int], ids: int, precision: Precision) -> Array:
+def looked_up_bytes(
+    choice: Storage, rows: Collection[int], ids: int, precision: Precision, device: Device | None = None
+) -> Array:
     """Bytes of a sparse gradient of one micro-batch: for each of `ids` look-ups its id, and the part of a row here.
 
-    `rows` are the atoms of the table's rows; every rank has all look-ups, zeros for rows that it does not store.
+    `rows` are the atoms of the table's rows; every rank has all look-ups, zeros for rows that it does not store. With a
+    `device` the bytes that it moves where the parts lie apart.
     """
-    sizes = tuple(1 if a in rows else size for a, size in enumerate(choice.space.sizes))
-    columns = space(choice.space.axes, sizes).numel[choice.codes]
-    whole: Array = ids * (columns * ITEMSIZE[precision.master] + ITEMSIZE["int64"])
-    return choice.with_spread(whole, lambda spread: spread_bytes(spread, ids, precision))
+    columns = choice.space.only([a for a in range(len(choice.space.sizes)) if a not in rows]).numel[choice.codes]
+    parts: Array = columns * ITEMSIZE[precision.master]
+    whole: Array = ids * ((parts if device is None else device.touched(parts)) + ITEMSIZE["int64"])
+    return choice.with_spread(whole, lambda spread: spread_bytes(spread, ids, precision, device))
 
 
-def spread_bytes(spread: TableSpread, ids: int, precision: Precision) -> int:
+def spread_bytes(spread: TableSpread, ids: int, precision: Precision, device: Device | None = None) -> int:
     """Bytes of such a gradient of spread tables: the ids of each table are looked up in every unit of it."""
-    of_each = ids // len(spread.rows)
-    return of_each * (spread.largest.columns * ITEMSIZE[precision.master] + spread.largest.units * ITEMSIZE["int64"])
+    unit = spread.unit * ITEMSIZE[precision.master]
+    each = (unit if device is None else device.touched(unit)) + ITEMSIZE["int64"]
+    return ids // len(spread.rows) * spread.largest.units * each
 
 
-def looked_up_ns(looked_up: Array, micro_batches: int, roofline: Roofline) -> Array:
-    """Joining the sparse gradients of micro-batches, and updating the rows looked up: once a step."""
+def looked_up_ns(looked_up: Array, moved: Array, micro_batches: int, roofline: Roofline) -> Array:
+    """Joining the sparse gradients of micro-batches, and updating the rows looked up: once a step.
+
+    `looked_up` are the bytes of one gradient, `moved` those that memory moves for its rows.
+    """
     k = micro_batches
     joined = k * (k + 1) - 2  # the j-th of them is joined by copying j: 2 * (2 + ... + k), read and written
     # Gradients of one row are added up (read and written), then read; parameters are read and written.
-    joining, updating = (roofline.memory_ns(np.float64(passes) * looked_up) for passes in (joined, 5 * k))
+    joining, updating = roofline.memory_ns(joined * 1.0 * looked_up), roofline.memory_ns(5.0 * k * moved)
     times: Array = joining + updating
     return times

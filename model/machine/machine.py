@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import PartitaError
 from ..files import kept_folder
@@ -16,6 +16,12 @@ from .kernel_times import KernelTimes, least_ratio
 from .wiring import Wiring
 
 LOCAL = "local"
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
+
 PRESETS = Path(__file__).resolve().parent / "presets"
 PROFILES = ("nccl-ring", "nccl-tree", "gloo")
 """Algorithms of collectives, as `collective_patterns` describes them."""
@@ -64,7 +70,8 @@ class Device:
     host's memory, bytes/s in each direction (None: unknown); `host_ns`: what the host needs to issue a call of the
     framework (0: the host is not modelled, as where it is the device); `attention_efficiency`: the share of the peak
     that fused attention reaches (None: as other products); `step_ns`: what a step takes besides kernels and messages;
-    `kernels`: measured times, which count instead of the roofline.
+    `kernels`: measured times, which count instead of the roofline;
+    `transaction_bytes`: the least that memory moves for bytes that lie apart (1: bytes alone count).
     """
 
     name: str
@@ -79,6 +86,7 @@ class Device:
     attention_efficiency: float | None = None
     step_ns: int = 0
     kernels: tuple[KernelTimes, ...] = field(default=(), hash=False)
+    transaction_bytes: int = 1
 
     @property
     def capacity_bytes(self) -> int:
@@ -95,6 +103,10 @@ class Device:
         """How many FLOPs of large matrix products take as long as one of this operator."""
         special = op == "attention" and self.attention_efficiency is not None
         return self.matmul_efficiency / (self.attention_efficiency or 1.0) if special else 1.0
+
+    def touched(self, row_bytes: Bytes) -> Bytes:
+        """What memory moves for a row of so many bytes that lies apart from others: whole transactions."""
+        return -(-row_bytes // self.transaction_bytes) * self.transaction_bytes
 
 
 @dataclass(frozen=True)
@@ -375,4 +387,5 @@ def _device(data: Any) -> Device:
         step_ns=whole(number(data.get("step_ns", 0))),
         attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
         kernels=tuple(map(KernelTimes.from_json, data.get("kernels", ()))),
+        transaction_bytes=whole(number(data.get("transaction_bytes", 1))),
     )

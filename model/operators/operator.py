@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..graph.notation import Access, Notation, accesses, instantiate, names_of
 from ..graph.pcg import SOURCES, Node
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NodeNotation: TypeAlias = str | Callable[[Node, tuple[Node, ...]], str]
+
+
+class LookUp(NamedTuple):
+    """The operand whose entries ids name, how many elements are read, and its last dims, which are read together."""
+
+    operand: int
+    elements: int
+    row: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,15 +139,18 @@ class Operator:
             return forward, 0
         return forward, forward if self.called_back is None else self.called_back(node, inputs)
 
-    def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> tuple[int, int] | None:
-        """(indexed input, elements read from it) of a look-up, otherwise None."""
+    def looked_up(self, node: Node, inputs: tuple[Node, ...]) -> LookUp | None:
+        """What a look-up reads, otherwise None."""
         if self.view or self.creates:
             return None
         notation = self.semantics(node, inputs)
         for access in (a for term in notation.terms for a in accesses(term)):
             for place, ids in access.gathers:
                 names = {*names_of(access.indices), *names_of(ids.indices)} - {access.indices[place], "1"}
-                return self.named(node).index(access.operand), prod(notation.sizes[i] for i in names)
+                elements, own = prod(notation.sizes[i] for i in names), {*names_of(ids.indices)}
+                dims = range(place + 1, len(access.indices))
+                apart = max((d for d in dims if access.indices[d] in own), default=place)
+                return LookUp(self.named(node).index(access.operand), elements, tuple(dims[apart - place :]))
         return None
 
     def check(self, node: Node, inputs: tuple[Node, ...]) -> None:

@@ -63,17 +63,21 @@ class Solved:
 
 
 @lru_cache(maxsize=256)
-def balanced(rows: tuple[int, ...], width: int, ranks: int) -> TableSpread | None:
-    """The spread of tables of these rows and `width` columns over `ranks` coordinates; None if columns are too few."""
-    solved = solve(rows, width, ranks)
+def balanced(rows: tuple[int, ...], width: int, ranks: int, row: int = 1) -> TableSpread | None:
+    """The spread of tables of these rows and `width` columns over `ranks` coordinates; None if columns are too few.
+
+    A look-up moves a multiple of `row` columns.
+    """
+    solved = solve(rows, width, ranks, row)
     return None if solved is None else solved.spread
 
 
-def solve(rows: tuple[int, ...], width: int, ranks: int) -> Solved | None:
-    """As `balanced`, with lower bounds."""
+def solve(rows: tuple[int, ...], width: int, ranks: int, row: int = 1) -> Solved | None:
+    """As `balanced`, with lower bounds for units of the widths that are tried."""
     start, best, bound = time.perf_counter(), None, 0
-    columns, least = fewest_columns(len(rows), width, ranks), fewest_elements(rows, width, ranks)
-    for unit in unit_widths(len(rows), width, ranks):
+    widths, least = unit_widths(len(rows), width, ranks, row), fewest_elements(rows, width, ranks)
+    columns = min((fewest_columns(len(rows), width, ranks, unit) for unit in widths), default=0)
+    for unit in widths:
         counts, of_unit = heuristic_counts(rows, width // unit, ranks), least
         if unit * fullest(rows, counts) > NEAR * least:
             memory = _Model(rows, width // unit, ranks)

@@ -21,6 +21,7 @@ from partita.codegen.verification.verify import run
 from partita.formulation.placement.placement import Placement
 from partita.formulation.special import special_rows_fit
 from partita.formulation.special.heuristic_spread import heuristic_spread
+from partita.formulation.special.table_spread import row_columns
 from partita.formulation.strategies.strategy import rows
 from partita.model.graph.atoms import atoms
 from partita.model.graph.buffer_updates import updated
@@ -29,6 +30,7 @@ from partita.model.graph.joined_tables import table_rows
 from partita.model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from partita.model.graph.pcg import PCG, SOURCES, Node
 from partita.model.machine.machine import Machine
+from partita.model.machine.precision import precision
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
@@ -138,7 +140,8 @@ class Forcing:
         at = next((axis for axis, letter in enumerate(asked) if letter == P), None)
         if at is None:
             return Choice((), asked) if P in choice.output else choice
-        spread = heuristic_spread(table_rows(table), table.shape[1], self.sizes[at])
+        row = row_columns(machine_of(self.sizes).device, precision("float64"))
+        spread = heuristic_spread(table_rows(table), table.shape[1], self.sizes[at], row)
         if spread is None:
             raise ValueError("the tables' columns leave a rank empty")
         return Choice((), asked, at=at_of(table, spread))

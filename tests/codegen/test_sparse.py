@@ -198,7 +198,7 @@ def test_the_price_of_a_sparse_gradient_by_hand() -> None:
     times = {item.kind: item.total_ns for item in stage_price(plan).items if item.node == users}
     assert times == {
         "accumulate": math.ceil((2 * 2 + 2 * 3) * 96 / bandwidth * 1e9),
-        "update": math.ceil(5 * 3 * 96 / bandwidth * 1e9),
+        "update": math.ceil(5 * 3 * 4 * (32 + 8) / bandwidth * 1e9),  # a transaction for 16 bytes
     }
 
 

@@ -96,7 +96,7 @@ def test_attention_has_an_efficiency_of_its_own() -> None:
 
 def test_machine_files_keep_the_numbers() -> None:
     level = Level("node", 2, 1e9, 1e3, scatter_share=0.5, wait_ns=7.0)
-    device = replace(machine().device, step_ns=5, attention_efficiency=0.3)
+    device = replace(machine().device, step_ns=5, attention_efficiency=0.3, transaction_bytes=64)
     made = Machine("m", (level, machine().levels[1]), device, "nccl")
     assert Machine.from_json(made.to_json()) == made
     plain = machine().to_json()

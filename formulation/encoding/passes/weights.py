@@ -11,6 +11,7 @@ from ....model.graph.joined_tables import table_rows
 from ....model.optimizers import optimizer_states
 from ...network.chains import Position
 from ...parallelism import Role
+from ...special.table_spread import row_columns
 from ...weights.fixed_memory import excess_bytes, largest_weight
 from ...weights.storage import (
     LEAST,
@@ -107,7 +108,8 @@ class Weights(EncodingPass):
         builder, node = self.builder, self.builder.pcg.nodes[base]
         tables, tensor = table_rows(node), builder.costs.space(base)
         sizes = builder.placement.sizes if tables else ()
-        spreads = tuple(builder.options.spread_tables(tables, node.shape[1], n) if n > 1 else None for n in sizes)
+        row = row_columns(builder.machine.device, builder.precision)
+        spreads = tuple(builder.options.spread_tables(tables, node.shape[1], n, row) if n > 1 else None for n in sizes)
         moves = self._is_large(base, gradient) and not builder.stage.weight_versions
         found = storage(
             tensor,
@@ -160,8 +162,9 @@ class Weights(EncodingPass):
             stored, gradient.dense, precision, states, bool(gradient.rows), builder.stage.weight_versions
         )
         if not gradient.dense:
-            looked_up = looked_up_bytes(stored, gradient.rows, gradient.ids, precision)  # 0 for frozen parameters
-            cost = looked_up_ns(looked_up, builder.micro_batches, builder.roofline)
+            of_rows = stored, gradient.rows, gradient.ids, precision  # 0 for frozen parameters
+            looked_up, moved = looked_up_bytes(*of_rows), looked_up_bytes(*of_rows, builder.machine.device)
+            cost = looked_up_ns(looked_up, moved, builder.micro_batches, builder.roofline)
             return cost, (use + builder.micro_batches * looked_up)[:, None]
         mesh = builder.transitions
         cost = per_step_ns(stored, mesh, precision, builder.roofline, states)
