@@ -329,7 +329,7 @@ def bench(
         list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose name contains this; repeatable.")
     ] = None,
     *,
-    output: Annotated[Path | None, output_option("DIR", "For solvers: write rows and pictures here.")] = None,
+    output: Annotated[Path | None, output_option("DIR", "For solvers and truth: write pictures here.")] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:

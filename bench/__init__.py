@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ OPTIONS = {
 }
 """Options of few benchmarks: keyword of `run` (or `write`) -> one that takes it, the flag, why others lack it."""
 
-ALSO = {("models", "seed"), ("programs", "count"), ("programs", "seed")}
+ALSO = {("models", "seed"), ("programs", "count"), ("programs", "seed"), ("truth", "output")}
 """Further benchmarks with such an option."""
 
 
@@ -117,7 +118,8 @@ def text(result: dict[str, Any]) -> str:
     machine = ", ".join(f"{k} {v}" for k, v in result["hardware"].items())
     sums = result.get("summary") or {}
     titled = sums if isinstance(sums, Mapping) else {"": sums}
-    tables = [("", result["rows"]), *titled.items()]
+    kinds = groupby(result["rows"], key=tuple)  # rows with other columns are a table of their own
+    tables = [*(("", list(rows)) for _, rows in kinds), *titled.items()]
     lines = [line for title, rows in tables for line in ("", *([title] if title else []), *_table(rows))]
     totals = ", ".join(f"{key} {_cell(value)}" for key, value in result.items() if key not in PARTS)
     return "\n".join(

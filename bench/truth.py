@@ -41,6 +41,7 @@ from .training_runs import predict as predict_runs
 from .training_runs import summary as runs_summary
 from .training_runs import sweep as sweep_runs
 from .training_runs import totals as runs_totals
+from .truth_pictures import write as write_pictures
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
 BYTES = 10 * 2**29 * 4
@@ -52,6 +53,8 @@ TOPS = (1, 3, 5, 10)
 PAPER = {1: 0.520, 3: 0.720, 5: 0.750, 10: 0.920}
 """Table 5, A100 and V100 together."""
 
+RUNS = ("Runs of the sweep", "Runs of Megatron-LM")
+REDUCTIONS = "Reductions"
 MACHINES = {"A100": "gcp-a100", "V100": "gcp-v100"}
 APART, TIED, MISPRINT = 0.03, 1e-3, 0.1
 
@@ -66,11 +69,10 @@ def run(
 ) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    `sweep` and `megatron` are files of training runs, which are predicted instead (`training_runs`). PartitaError: a
-    file in another format, a system that no machine describes, no experiment left, or several files.
+    `sweep` and `megatron` are files of training runs (`training_runs`), predicted instead, or too where `p2` is given.
+    PartitaError: a file in another format, a system that no machine describes, or no experiment left.
     """
-    if sum(file is not None for file in (p2, sweep, megatron)) > 1:
-        raise PartitaError("--p2, --sweep and --megatron each name what is predicted; give one of them")
+    rows: list[Row] = []
     named: tuple[tuple[Path | None, Callable[[Path], list[Run]]], ...] = (
         (sweep, sweep_runs),
         (megatron, megatron_runs),
@@ -78,7 +80,9 @@ def run(
     for given, read in named:
         if given is not None:
             runs = read(given)
-            return predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+            rows += predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+    if rows and p2 is None:
+        return rows
     file = P2 if p2 is None else p2
     groups = _groups(file)
     kept = [
@@ -89,7 +93,6 @@ def run(
     ]
     if not kept:
         raise PartitaError(f"no experiment of {file} has {' or '.join(only)} in its name")
-    rows = []
     for number, group in kept:
         tell(f"{number + 1} of {len(groups)}: {_name(group)}")
         try:
@@ -198,14 +201,37 @@ def _x(numbers: Iterable[int]) -> str:
 
 
 def totals(rows: Sequence[Row]) -> Row:
-    """The statistics of training runs; none for the tables of P²."""
-    return runs_totals(rows) if "run" in rows[0] else {}
+    """The statistics of the training runs of one file; none for the tables of P², nor over several files."""
+    runs = [part for kind, part in _parts(rows).items() if kind in RUNS]
+    return runs_totals(runs[0]) if len(runs) == 1 else {}
 
 
-def summary(rows: Sequence[Row]) -> list[Row]:
-    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1; or that of training runs."""
-    if "run" in rows[0]:
-        return runs_summary(rows)
+def summary(rows: Sequence[Row]) -> list[Row] | dict[str, list[Row]]:
+    """That of each kind of rows, by title where there are several, and the totals of each file of training runs."""
+    parts = _parts(rows)
+    found = {kind: SUMMARIES.get(kind, runs_summary)(part) for kind, part in parts.items()}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    files = [{"rows": kind} | runs_totals(part) for kind, part in parts.items() if kind in RUNS]
+    return found | ({"All training runs of a file": files} if files else {})
+
+
+def _parts(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by what they are of."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        kind = RUNS[row["tier"] == "megatron"] if "run" in row else REDUCTIONS
+        parts.setdefault(kind, []).append(row)
+    return parts
+
+
+def write(result: dict[str, Any], folder: Path) -> list[str]:
+    """Write pictures into a folder."""
+    return write_pictures(result["rows"], folder)
+
+
+def reductions(rows: Sequence[Row]) -> list[Row]:
+    """For every kind of GPU and algorithm, and over all: ratios, order of pairs, F1."""
     parts = {"all": list(rows)}
     for row in rows:
         kind = f"{row['system'].split()[-1]} {row['algorithm']}"
@@ -265,3 +291,6 @@ def _common(points: Sequence[tuple[float, float]], k: int) -> float:
     """Of the k points predicted to be fastest, the share that is no slower than the k-th measured one."""
     kth = sorted(measured for measured, _ in points)[k - 1]
     return sum(measured <= kth for measured, _ in sorted(points, key=lambda point: point[1])[:k]) / k
+
+
+SUMMARIES = {REDUCTIONS: reductions}
