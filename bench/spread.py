@@ -15,11 +15,12 @@ from ..codegen.plan.plan import Plan
 from ..codegen.plan.table_spread import at_of
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.search_space import SearchSpace
-from ..formulation.special.table_spread import ColumnRange, TableSpread
+from ..formulation.special.table_spread import ColumnRange, TableSpread, row_columns
 from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.joined_tables import table_rows
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.machine.precision import precision
 from ..solvers.backends.table_spread import solve
 from .cases import GIB, Row, Tell, captured, chosen, plan_of_one_stage
 
@@ -73,7 +74,7 @@ def _row(name: str, small: bool, machine: Machine) -> Row:
     graph, training = captured(name, machine, small=small)
     (table,) = (i for i in graph.of("parameter") if table_rows(graph.nodes[i]))
     rows, width = table_rows(graph.nodes[table]), graph.nodes[table].shape[1]
-    solved = solve(rows, width, ranks)
+    solved = solve(rows, width, ranks, row_columns(machine.device, precision(training.dtype)))
     assert solved is not None
     simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
     spreads = {"spread": solved.spread, **simple}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from math import ceil
 from pathlib import Path
 
@@ -139,6 +140,13 @@ def test_floors_stay_below(strategy: str) -> None:
     plan = planned(on, pcg, strategy)
     own = [item.ns for item in stage_price(plan).items if item.node == index and item.part == "compute"]
     assert 0 < floor <= sum(own)
+
+
+def test_parts_of_a_row_never_move_less_than_the_row() -> None:
+    """So a device with the bandwidth of all is a lower bound (`merged_device`)."""
+    devices = [machine(transaction_bytes).device for transaction_bytes in (1, 32, 48)]
+    for device, width, parts in product(devices, range(1, 70, 3), range(1, 9)):
+        assert parts * device.touched(4 * -(-width // parts)) >= device.touched(4 * width) >= 4 * width
 
 
 def test_units_are_as_wide_as_a_transaction() -> None:
