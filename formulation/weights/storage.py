@@ -360,6 +360,8 @@ def looked_up_ns(looked_up: Array, moved: Array, micro_batches: int, roofline: R
     k = micro_batches
     joined = k * (k + 1) - 2  # the j-th of them is joined by copying j: 2 * (2 + ... + k), read and written
     # Gradients of one row are added up (read and written), then read; parameters are read and written.
-    joining, updating = roofline.memory_ns(joined * 1.0 * looked_up), roofline.memory_ns(5.0 * k * moved)
+    joining, updating = (
+        roofline.memory_ns(np.float64(passes) * size) for passes, size in ((joined, looked_up), (5 * k, moved))
+    )
     times: Array = joining + updating
     return times

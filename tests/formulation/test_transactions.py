@@ -39,7 +39,8 @@ class Rows(nn.Module):
         self.table = nn.Embedding(rows, WIDTH, sparse=sparse)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids).square().mean()
+        loss: Tensor = self.table(ids).square().mean()
+        return loss
 
 
 class Picked(nn.Module):
@@ -50,7 +51,8 @@ class Picked(nn.Module):
         self.scale = nn.Parameter(torch.ones(64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x * self.scale)[:, torch.arange(0, 64, 2)].square().mean()
+        loss: Tensor = (x * self.scale)[:, torch.arange(0, 64, 2)].square().mean()
+        return loss
 
 
 @cache
