@@ -71,6 +71,9 @@ class BenchOptions:
             str, "For truth: runs in the format of Megatron-LM's Table 1.", metavar="FILE", parse=parse_path
         ),
     )
+    free: bool | None = field(
+        default=None, metadata=option(bool, "For truth, with --sweep: also plan six of its groups freely.")
+    )
     instances: Path | None = field(
         default=None,
         metadata=option(str, "For solvers: a folder of contest instances.", metavar="DIR", parse=parse_path),

@@ -53,6 +53,7 @@ OPTIONS = {
     "p2": ("truth", "--p2", "reads no measurements"),
     "sweep": ("truth", "--sweep", "reads no measurements"),
     "megatron": ("truth", "--megatron", "reads no measurements"),
+    "free": ("truth", "--free", "compares no choices"),
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),

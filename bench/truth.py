@@ -35,6 +35,8 @@ from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
 from .cases import Row, Tell
+from .free_choice import compared
+from .free_choice import summary as choices_summary
 from .training_runs import Run
 from .training_runs import megatron as megatron_runs
 from .training_runs import predict as predict_runs
@@ -54,7 +56,7 @@ PAPER = {1: 0.520, 3: 0.720, 5: 0.750, 10: 0.920}
 """Table 5, A100 and V100 together."""
 
 RUNS = ("Runs of the sweep", "Runs of Megatron-LM")
-REDUCTIONS = "Reductions"
+CHOICES, REDUCTIONS = "The planner's own choice", "Reductions"
 MACHINES = {"A100": "gcp-a100", "V100": "gcp-v100"}
 APART, TIED, MISPRINT = 0.03, 1e-3, 0.1
 
@@ -66,12 +68,16 @@ def run(
     p2: Path | None = None,
     sweep: Path | None = None,
     megatron: Path | None = None,
+    free: bool = False,
 ) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    `sweep` and `megatron` are files of training runs (`training_runs`), predicted instead, or too where `p2` is given.
+    `sweep` and `megatron` are files of training runs (`training_runs`), predicted instead, or too where `p2` is given;
+    `free` adds the planner's own choice for groups of the sweep (`free_choice`).
     PartitaError: a file in another format, a system that no machine describes, or no experiment left.
     """
+    if free and sweep is None:
+        raise PartitaError("--free needs --sweep, whose groups it plans")
     rows: list[Row] = []
     named: tuple[tuple[Path | None, Callable[[Path], list[Run]]], ...] = (
         (sweep, sweep_runs),
@@ -81,6 +87,7 @@ def run(
         if given is not None:
             runs = read(given)
             rows += predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+            rows += compared(runs, rows, tell) if free and given is sweep else []
     if rows and p2 is None:
         return rows
     file = P2 if p2 is None else p2
@@ -220,7 +227,7 @@ def _parts(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by what they are of."""
     parts: dict[str, list[Row]] = {}
     for row in rows:
-        kind = RUNS[row["tier"] == "megatron"] if "run" in row else REDUCTIONS
+        kind = RUNS[row["tier"] == "megatron"] if "run" in row else CHOICES if "group" in row else REDUCTIONS
         parts.setdefault(kind, []).append(row)
     return parts
 
@@ -293,4 +300,4 @@ def _common(points: Sequence[tuple[float, float]], k: int) -> float:
     return sum(measured <= kth for measured, _ in sorted(points, key=lambda point: point[1])[:k]) / k
 
 
-SUMMARIES = {REDUCTIONS: reductions}
+SUMMARIES = {CHOICES: choices_summary, REDUCTIONS: reductions}

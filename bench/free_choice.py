@@ -1,0 +1,132 @@
+"""The planner's own choice for groups of published runs, beside the fastest run of each that was measured.
+
+A group is a model on a number of GPUs; of each model in the file the smallest, the middle and the largest with four
+measured runs or more. The planner decides all that it can: meshes, layouts, how weights are stored, micro-batches,
+pipelines and recomputation, in compiled programs that overlap, within `GAP` of the optimum or `LIMIT_S` seconds. States
+stay on the device. The batch, the precision and the machine are those of the runs, but for its memory: a plan may use
+so much that it would fit if its memory were underestimated as much as that of any run of tier A.
+
+    ratio      the planned step's predicted seconds by the measured ones of the fastest run
+    best_ratio the same of the fastest run's own configuration, as predicted
+    worst_gib  the plan's memory times the largest ratio of measured to predicted memory among runs of tier A
+    of_gib     what the device has, its reserve left out
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from ..codegen.plan.plan import Plan
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_graph
+from ..formulation.search_space import SearchSpace
+from ..model.errors import PartitaError
+from ..model.machine.machine import Machine
+from ..model.training import Training
+from ..solvers.budget import Budget
+from ..solvers.cache.store import store_in
+from .cases import GIB, Row, Tell
+from .training_runs import LEAST_GROUP, Run, captured, predicted
+
+GAP = 0.02
+LIMIT_S = 90.0
+EACH = 3
+"""Groups of each model."""
+
+
+def groups(runs: Iterable[Run]) -> list[list[Run]]:
+    """The measured runs of each group, by model and number of GPUs."""
+    found: dict[str, dict[int, list[Run]]] = {}
+    for run in runs:
+        if run.seconds is not None:
+            found.setdefault(run.model, {}).setdefault(run.devices, []).append(run)
+    picked = []
+    for of in found.values():
+        sizes = sorted(devices for devices, own in of.items() if len(own) >= LEAST_GROUP)
+        places = {round(i * (len(sizes) - 1) / (EACH - 1)) for i in range(EACH)} if sizes else set[int]()
+        picked += [of[sizes[place]] for place in sorted(places)]
+    return picked
+
+
+def memory_error(rows: Iterable[Row]) -> float:
+    """The largest ratio of measured to predicted memory of tier A's runs; at least 1."""
+    known = [row for row in rows if row["tier"] == "A" and row["measured_gib"] is not None]
+    return max([1.0, *(float(row["measured_gib"] / row["predicted_gib"]) for row in known)])
+
+
+def compared(
+    runs: Sequence[Run], rows: Sequence[Row], tell: Tell, plan: Callable[[Run, float], Plan] | None = None
+) -> list[Row]:
+    """A row for each group of which some run is among the predicted `rows`."""
+    known, error = {row["run"]: row for row in rows}, memory_error(rows)
+    found = []
+    for own in groups(runs):
+        if any(run.name in known for run in own):
+            best = min(own, key=lambda run: run.seconds or 0.0)
+            tell(f"the planner's choice for {best.model} on {best.devices} GPUs")
+            found.append(_row(best, known.get(best.name) or predicted(best), error, plan or planned))
+    return found
+
+
+def planned(case: Run, error: float) -> Plan:
+    """The planner's plan for the model, the batch and the machine of a run, with memory for such an error."""
+    base = Machine.load(case.machine)
+    machine = base.with_nodes(max(1, case.devices // prod(base.hierarchy[1:])))
+    memory = machine.device.reserved_bytes + int(machine.device.capacity_bytes / error)
+    machine = replace(machine, device=replace(machine.device, memory_bytes=memory))
+    space = SearchSpace(offload=False, compile=True)
+    budget = Budget(gap=GAP, time_limit=LIMIT_S, store=store_in("none"))
+    training = Training(case.batch, case.dtype, "adamw")
+    return plan_graph(captured(case.decoder), machine, training, space, budget, Context(emits=False))
+
+
+def _row(best: Run, of_best: Row, error: float, plan: Callable[[Run, float], Plan]) -> Row:
+    measured, capacity = best.seconds, Machine.load(best.machine).device.capacity_bytes
+    assert measured is not None
+    row: Row = {
+        **{"group": f"{best.model}, {best.devices} GPUs", "plan": None, "planned_s": None, "gap": None},
+        **{"ratio": None, "fastest run": best.name.removeprefix(f"{best.model} "), "measured_s": measured},
+        **{"best_ratio": of_best["predicted_s"] / measured, "memory_gib": None, "worst_gib": None},
+        "of_gib": capacity / GIB,
+    }
+    try:
+        made = plan(best, error)
+    except PartitaError as refusal:
+        return row | {"verdict": f"not comparable: {refusal}"}
+    seconds, memory = made.report["objective_ns"] / 1e9, made.report["memory_bytes"] / GIB
+    return row | {
+        **{"plan": sizes(made), "planned_s": seconds, "gap": made.report["gap"], "ratio": seconds / measured},
+        **{"memory_gib": memory, "worst_gib": memory * error},
+        "verdict": verdict(seconds, of_best["predicted_s"], measured, fits=of_best["fits"]),
+    }
+
+
+def sizes(plan: Plan) -> str:
+    """The sizes of a plan's parallelism."""
+    axes = " ".join(f"{name}{size}" for name, size in zip(plan.axes, plan.placement.sizes, strict=True) if size > 1)
+    modes = f", {len(plan.recompute)} recomputed" if plan.recompute else ""
+    return f"{axes or 'one rank'}{f' pp{plan.size}' if plan.size > 1 else ''}, k={plan.micro_batches}{modes}"
+
+
+def verdict(planned_s: float, best_s: float, measured_s: float, fits: bool) -> str:
+    """Whether the choice is at least as fast as the fastest measured run, or why that does not show."""
+    if planned_s <= measured_s:
+        return "at least as fast"
+    if planned_s <= best_s * (1 + GAP):
+        return f"not comparable: the run itself is predicted {best_s / measured_s - 1:+.1%}"
+    return "not comparable: the run is predicted not to fit" if not fits else "slower"
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """How many choices are at least as fast, and how many fit with the error of memory."""
+    return [
+        {
+            "groups": len(rows),
+            "at least as fast": sum(row["verdict"] == "at least as fast" for row in rows),
+            "slower": sum(row["verdict"] == "slower" for row in rows),
+            "not comparable": sum(row["verdict"].startswith("not") for row in rows),
+            "fit with the error of memory": sum(
+                row["worst_gib"] is not None and row["worst_gib"] <= row["of_gib"] for row in rows
+            ),
+        }
+    ]
