@@ -149,11 +149,18 @@ def collective_errors(machine: Machine, records: Iterable[Record]) -> dict[str, 
 # The file
 
 
-def machine_yaml(machine: Machine, what: str, links: Sequence[str] = ()) -> str:
-    """The machine file; `what`: the machine and the date, for sources; `links`: how its GPUs are joined."""
+def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: Sequence[str] = ()) -> str:
+    """The machine file, with errors of its numbers.
 
-    def given(value: float, source: str) -> dict[str, Any]:
-        return {"value": value, "source": f"{source}; {what}"}
+    `records`: what it was fitted to; `what`: the machine and the date, for sources; `links`: how its GPUs are joined.
+    """
+    known = list(records)
+    spread = _share(median([time[1] for record in known for time in record["times"].values()]))
+    fitted = _share(max(collective_errors(machine, known).values(), default=spread))
+
+    def given(value: float, source: str, error: float | None = None) -> dict[str, Any]:
+        stated = {} if error is None else {"error": error}
+        return {"value": value, "source": f"{source}; {what}", **stated}
 
     (level,), device = machine.levels, machine.device
     document: dict[str, Any] = {
@@ -163,9 +170,9 @@ def machine_yaml(machine: Machine, what: str, links: Sequence[str] = ()) -> str:
             {
                 "name": level.name,
                 "size": given(level.size, "ranks of the profile"),
-                "bandwidth": given(round(level.bandwidth), "fitted to measured collectives"),
-                "latency_ns": given(round(level.latency_ns), "fitted to measured collectives"),
-                "scatter_share": given(round(level.scatter_share, 4), "fitted to measured collectives"),
+                "bandwidth": given(round(level.bandwidth), "fitted to measured collectives", fitted),
+                "latency_ns": given(round(level.latency_ns), "fitted to measured collectives", fitted),
+                "scatter_share": given(round(level.scatter_share, 4), "fitted to measured collectives", fitted),
             }
         ],
         "device": {
@@ -174,13 +181,14 @@ def machine_yaml(machine: Machine, what: str, links: Sequence[str] = ()) -> str:
             "reserved_bytes": given(
                 device.reserved_bytes, "a rank without a model, measured, and a tenth for the system"
             ),
-            "memory_bandwidth": given(round(device.memory_bandwidth), "measured: an update of AdamW"),
+            "memory_bandwidth": given(round(device.memory_bandwidth), "measured: an update of AdamW", spread),
             "peak": {
-                dtype: given(round(rate), "measured: the fastest square product") for dtype, rate in device.peak.items()
+                dtype: given(round(rate), "measured: the fastest square product", spread)
+                for dtype, rate in device.peak.items()
             },
             "matmul_efficiency": given(device.matmul_efficiency, "peaks are measured"),
-            "launch_ns": given(round(device.launch_ns), "measured: an addition to one element"),
-            "host_bandwidth": given(round(device.host_bandwidth or 1), "measured: a copy"),
+            "launch_ns": given(round(device.launch_ns), "measured: an addition to one element", spread),
+            "host_bandwidth": given(round(device.host_bandwidth or 1), "measured: a copy", spread),
         },
     }
     errors = kernel_errors(machine)
@@ -201,6 +209,11 @@ def machine_yaml(machine: Machine, what: str, links: Sequence[str] = ()) -> str:
         head += "" if joined_alike(links) else "# Not all alike: describe the links by `wiring`.\n"
     text: str = yaml.safe_dump(document, sort_keys=False, width=4096, allow_unicode=True)
     return head + text
+
+
+def _share(error: float) -> float:
+    """An error that a machine file takes."""
+    return round(min(max(error, 0.01), 0.9), 3)
 
 
 def _said(points: int, error: float | None) -> str:

@@ -60,7 +60,7 @@ def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | No
     path = output or local_file(ranks, missing=True)
     what = f"{here.described(ranks)}, {datetime.date.today().isoformat()}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, fit.machine_yaml(machine, what, here.links))
+    write_atomically(path, fit.machine_yaml(machine, records.values(), what, here.links))
     return _result(machine, path, records, measured)
 
 

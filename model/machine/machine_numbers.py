@@ -9,7 +9,7 @@ from .machine import Machine
 DEFAULT_ERROR = 0.1
 """The error of a number whose machine file states none, nor calls it an assumption."""
 
-COUNTS = ("size", "units")
+COUNTS = ("size", "units", "transaction_bytes")
 """Numbers that say what the machine is: they have no error."""
 STATED = ("memory_bytes",)
 """Numbers that a driver reports to the byte: they have the error that is stated, if any."""
@@ -33,8 +33,9 @@ def uncertain(machine: Machine) -> dict[str, float]:
 
 
 def numbers(machine: Machine) -> dict[str, float]:
-    """All numbers of a machine above 0, by their paths."""
-    return dict(_numbers({**machine.to_json(), "errors": None}))
+    """All numbers of a machine above 0, by their paths, but for measured kernels."""
+    data = machine.to_json()
+    return dict(_numbers({**data, "errors": None, "device": {**data["device"], "kernels": None}}))
 
 
 def moved(machine: Machine, path: str, factor: float) -> Machine:

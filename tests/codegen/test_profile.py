@@ -23,6 +23,7 @@ from partita.codegen.verification.launch import LaunchError
 from partita.model.errors import PartitaError
 from partita.model.machine.kernel_times import KernelTimes
 from partita.model.machine.machine import Level, Machine
+from partita.model.machine.machine_numbers import uncertain
 from partita.model.zoo.gpt import GPT
 from partita.solvers.cache.store import Store
 
@@ -135,9 +136,12 @@ def test_a_plan_is_priced_by_what_was_measured_of_its_kernels(plan: Plan, tmp_pa
         for n, case in enumerate(cases)
     ]
     measured = [{"case": c, "times": t, "failed": ""} for c, t in zip(cases, times, strict=True)]
-    machine = fit.machine_of(HERE, 2, [*records(Machine.load("cpu", nodes=2), 2), *measured])
-    (tmp_path / "own.yaml").write_text(fit.machine_yaml(machine, "a test"))
+    known = [*records(Machine.load("cpu", nodes=2), 2), *measured]
+    machine = fit.machine_of(HERE, 2, known)
+    (tmp_path / "own.yaml").write_text(fit.machine_yaml(machine, known, "a test"))
     read = Machine.load(tmp_path / "own.yaml")
+    assert uncertain(read)["levels.0.bandwidth"] < 0.2  # stated; of kernels there is none
+    assert not any("kernels" in path for path in uncertain(read))
     assert read.device.kernels == machine.device.kernels and read.collectives == "gloo"
 
     again = planned(read, mesh=(2,), micro_batches=1, stages=1)
