@@ -71,6 +71,10 @@ class BenchOptions:
             str, "For truth: runs in the format of Megatron-LM's Table 1.", metavar="FILE", parse=parse_path
         ),
     )
+    held_out: bool | None = field(
+        default=None,
+        metadata=option(bool, "For truth --sweep: also predict each model's runs by numbers fitted to the others'."),
+    )
     instances: Path | None = field(
         default=None,
         metadata=option(str, "For solvers: a folder of contest instances.", metavar="DIR", parse=parse_path),

@@ -51,6 +51,7 @@ OPTIONS = {
     "p2": ("truth", "--p2", "reads no measurements"),
     "sweep": ("truth", "--sweep", "reads no measurements"),
     "megatron": ("truth", "--megatron", "reads no measurements"),
+    "held_out": ("truth", "--held-out", "fits no numbers"),
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),

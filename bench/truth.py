@@ -35,11 +35,11 @@ from ..model.errors import PartitaError
 from ..model.files import read_json
 from ..model.machine.machine import Machine
 from .cases import Row, Tell
-from .training_runs import Run
-from .training_runs import megatron as megatron_runs
+from .published_runs import Run
+from .published_runs import megatron as megatron_runs
+from .published_runs import sweep as sweep_runs
 from .training_runs import predict as predict_runs
 from .training_runs import summary as runs_summary
-from .training_runs import sweep as sweep_runs
 from .training_runs import totals as runs_totals
 
 P2 = Path(__file__).resolve().parent / "data" / "p2_a100.json"
@@ -63,11 +63,13 @@ def run(
     p2: Path | None = None,
     sweep: Path | None = None,
     megatron: Path | None = None,
+    held_out: bool = False,
 ) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    `sweep` and `megatron` are files of training runs, which are predicted instead (`training_runs`). PartitaError: a
-    file in another format, a system that no machine describes, no experiment left, or several files.
+    `sweep` and `megatron` are files of training runs, which are predicted instead (`training_runs`): those of
+    `megatron`, and of `sweep` with `held_out`, also by numbers fitted to other models' runs. PartitaError: a file in
+    another format, a system that no machine describes, no experiment left, or several files.
     """
     if sum(file is not None for file in (p2, sweep, megatron)) > 1:
         raise PartitaError("--p2, --sweep and --megatron each name what is predicted; give one of them")
@@ -78,7 +80,10 @@ def run(
     for given, read in named:
         if given is not None:
             runs = read(given)
-            return predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+            runs = runs[:: max(1, len(runs) // SMALL)] if small else runs
+            return predict_runs(only, tell, runs, hold_out=held_out or given is megatron)
+    if held_out:
+        raise PartitaError("--held-out fits numbers to training runs: give --sweep FILE")
     file = P2 if p2 is None else p2
     groups = _groups(file)
     kept = [
