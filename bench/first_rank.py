@@ -1,15 +1,15 @@
 """Memory of the first rank of a published run, from that of the planner's program for the same configuration.
 
-Of nanotron's runs, states and activations are the planner's. What else it holds is a property of that program:
+Of nanotron's runs, states are the planner's. What else it holds, or does not, is a property of that program:
 
     reserve      none: no weight is gathered, and messages to the next stage are outputs that are kept anyway
     in flight    a micro-batch for every stage of the pipeline, those without layers included, if there are as many
+    WIDTH, INNER bytes a token and layer that it keeps besides, for each element of the width and of the perceptron's
     LEFTOVER     bytes a score that the micro-batch before leaves, of which the outputs are still referred to
     BUCKETS      bytes a parameter: gradients in 16 bits on their way into those of 32
-    COPIES       bytes a token, layer and element of width, which tensor parallelism does not divide
     FIXED        bytes of workspaces, whatever the run
 
-The last four are fitted, in whole numbers, to a third of the playbook's runs of 1 and 3 billion parameters.
+The last five are fitted, in round numbers, to half of the playbook's runs of 1 and 3 billion parameters.
 """
 
 from ..codegen.plan.plan import Plan
@@ -18,7 +18,7 @@ from ..formulation.strategies.option_costs import LOSS_TRANSIENTS
 from .cases import GIB
 from .published_runs import Run
 
-LEFTOVER, BUCKETS, COPIES, FIXED = 4, 1, 1, 0.3 * GIB
+WIDTH, INNER, LEFTOVER, BUCKETS, FIXED = 14, -4, 4, 1, 0.3 * GIB
 
 
 def first_rank_bytes(case: Run, plan: Plan) -> float:
@@ -40,5 +40,5 @@ def first_rank_bytes(case: Run, plan: Plan) -> float:
     vocabulary = decoder.vocabulary * decoder.width
     stored = (decoder.layer_weights * layers + vocabulary * (2 if alone and not decoder.tied else 1)) / ranks
     left = LEFTOVER * tokens * decoder.vocabulary / ranks if alone and plan.micro_batches > 1 else 0
-    copied = COPIES * tokens * decoder.width * layers * in_flight if ranks > 1 else 0
-    return states + kept * in_flight / stage.in_flight + loss + left + copied + BUCKETS * stored + FIXED
+    besides = (WIDTH * decoder.width + INNER * decoder.inner) * tokens * layers * in_flight / ranks
+    return states + kept * in_flight / stage.in_flight + besides + loss + left + BUCKETS * stored + FIXED

@@ -33,7 +33,7 @@ FITTED = {
         "matmul_efficiency", "host_ns", "step_ns", "node.bandwidth", "node.scatter_share", "node.wait_ns",
         "gpu.bandwidth",
     ),
-    "dgx-a100": ("matmul_efficiency", "memory_bandwidth"),
+    "dgx-a100": ("matmul_efficiency",),
 }  # fmt: skip
 """Of a machine's numbers those that are fitted to its published runs; LEVEL.NAME is one of a level."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from partita.bench.first_rank import BUCKETS, COPIES, FIXED, LEFTOVER, first_rank_bytes
+from partita.bench.first_rank import BUCKETS, FIXED, INNER, LEFTOVER, WIDTH, first_rank_bytes
 from partita.bench.published_runs import Decoder, Run, megatron, sweep
 from partita.bench.training_runs import constant_mfu_error, planned, summary, totals
 from partita.codegen.pricing.stage_price import stage_price
@@ -81,7 +81,7 @@ def test_nanotron_holds_what_the_planner_does_and_its_own() -> None:
     memory = stage_price(plan).memory
     assert first_rank_bytes(of_program(""), plan) == sum(memory.values())
     weights = (2 * (4 * 64 * 64 + 3 * 64 * 128) + 96 * 64) / 2
-    own = LEFTOVER * 32 * 96 / 2 + COPIES * 32 * 64 * 2 + BUCKETS * weights + FIXED
+    own = LEFTOVER * 32 * 96 / 2 + (WIDTH * 64 + INNER * 128) * 32 * 2 / 2 + BUCKETS * weights + FIXED
     assert first_rank_bytes(case, plan) == memory["states"] + memory["activations"] + own
 
 
@@ -91,7 +91,7 @@ def test_empty_stages_have_micro_batches_in_flight() -> None:
     plan = planned(case)
     assert plan.parts[0].in_flight == 2
     more = first_rank_bytes(case, plan) - first_rank_bytes(replace(case, empty=0), plan)
-    assert more == stage_price(plan.parts[0]).memory["activations"] + 2 * COPIES * 32 * 64
+    assert more == stage_price(plan.parts[0]).memory["activations"] + 2 * (WIDTH * 64 + INNER * 128) * 32 / 2
 
 
 @pytest.mark.parametrize(
