@@ -71,7 +71,13 @@ def decoder(**given: Any) -> Decoder:
 
 def of_program(program: str, **given: Any) -> Run:
     sizes = Parallelism(dp=4, tp=2, zero=0, micro_batch=1, sequence_parallel=True)
-    made = {"parallelism": sizes, "batch": 8, "dtype": "mixed-bfloat16-fp32grad", "recompute": "none", "stages": (2,)}
+    made: dict[str, Any] = {
+        "parallelism": sizes,
+        "batch": 8,
+        "dtype": "mixed-bfloat16-fp32grad",
+        "recompute": "none",
+        "stages": (2,),
+    }
     return Run("r", decoder(), "p5-h100", 8, **(made | given), program=program)
 
 

@@ -45,8 +45,8 @@ class SegmentTables:
         base, use, key = conversion.base, conversion.use, conversion.key
         if conversion.source == "weight":
             read = self.builder.classes.uses[base] if use is None else (use,)
-            kept = any(self.costs.saves(use) for use in read)
-            return self._cached(key, (kept,), lambda: self._weight(conversion, kept))
+            saved = any(self.costs.saves(each) for each in read)
+            return self._cached(key, (saved,), lambda: self._weight(conversion, saved))
         if use is None:
             kept = self.segments.kept_inside(base), self.segments.kept_outside(base)
             halves = 1 + bool(self.segments.outside_readers(base))
