@@ -9,7 +9,7 @@ Of nanotron's runs, states are the planner's. What else it holds, or does not, i
     BUCKETS      bytes a parameter: gradients in 16 bits on their way into those of 32
     FIXED        bytes of workspaces, whatever the run
 
-The last five are fitted, in round numbers, to half of the playbook's runs of 1 and 3 billion parameters.
+The last five are fitted, in round numbers, to 107 of the playbook's runs of 1 and 3 billion parameters.
 """
 
 from ..codegen.plan.plan import Plan
