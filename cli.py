@@ -74,6 +74,10 @@ class BenchOptions:
     free: bool | None = field(
         default=None, metadata=option(bool, "For truth, with --sweep: also plan six of its groups freely.")
     )
+    held_out: bool | None = field(
+        default=None,
+        metadata=option(bool, "For truth --sweep: also predict each model's runs by numbers fitted to the others'."),
+    )
     instances: Path | None = field(
         default=None,
         metadata=option(str, "For solvers: a folder of contest instances.", metavar="DIR", parse=parse_path),

@@ -54,6 +54,7 @@ OPTIONS = {
     "sweep": ("truth", "--sweep", "reads no measurements"),
     "megatron": ("truth", "--megatron", "reads no measurements"),
     "free": ("truth", "--free", "compares no choices"),
+    "held_out": ("truth", "--held-out", "fits no numbers"),
     "instances": ("solvers", "--instances", "solves no instances"),
     "time_limit": ("solvers", "--time-limit", "has its own limits"),
     "solver": ("solvers", "--solver", "compares no solvers"),

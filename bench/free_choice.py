@@ -26,7 +26,8 @@ from ..model.training import Training
 from ..solvers.budget import Budget
 from ..solvers.cache.store import store_in
 from .cases import GIB, Row, Tell
-from .training_runs import LEAST_GROUP, Run, captured, predicted
+from .published_runs import Run
+from .training_runs import LEAST_GROUP, captured, predicted
 
 GAP = 0.02
 LIMIT_S = 90.0
@@ -64,7 +65,7 @@ def compared(
         if any(run.name in known for run in own):
             best = min(own, key=lambda run: run.seconds or 0.0)
             tell(f"the planner's choice for {best.model} on {best.devices} GPUs")
-            found.append(_row(best, known.get(best.name) or predicted(best), error, plan or planned))
+            found.append(_row(best, known.get(best.name) or predicted(best)[0], error, plan or planned))
     return found
 
 

@@ -37,11 +37,11 @@ from ..model.machine.machine import Machine
 from .cases import Row, Tell
 from .free_choice import compared
 from .free_choice import summary as choices_summary
-from .training_runs import Run
-from .training_runs import megatron as megatron_runs
+from .published_runs import Run
+from .published_runs import megatron as megatron_runs
+from .published_runs import sweep as sweep_runs
 from .training_runs import predict as predict_runs
 from .training_runs import summary as runs_summary
-from .training_runs import sweep as sweep_runs
 from .training_runs import totals as runs_totals
 from .truth_pictures import write as write_pictures
 
@@ -69,15 +69,19 @@ def run(
     sweep: Path | None = None,
     megatron: Path | None = None,
     free: bool = False,
+    held_out: bool = False,
 ) -> list[Row]:
     """Predict every row of a file in the format of data/p2_a100.json; `small`: the experiments of the first system.
 
-    `sweep` and `megatron` are files of training runs (`training_runs`), predicted instead, or too where `p2` is given;
-    `free` adds the planner's own choice for groups of the sweep (`free_choice`).
+    `sweep` and `megatron` are files of training runs (`training_runs`), predicted instead, or too where `p2` is given:
+    those of `megatron`, and of `sweep` with `held_out`, also by numbers fitted to other models' runs. `free` adds the
+    planner's own choice for groups of the sweep (`free_choice`).
     PartitaError: a file in another format, a system that no machine describes, or no experiment left.
     """
     if free and sweep is None:
         raise PartitaError("--free needs --sweep, whose groups it plans")
+    if held_out and sweep is None and megatron is None:
+        raise PartitaError("--held-out fits numbers to training runs: give --sweep FILE")
     rows: list[Row] = []
     named: tuple[tuple[Path | None, Callable[[Path], list[Run]]], ...] = (
         (sweep, sweep_runs),
@@ -86,7 +90,8 @@ def run(
     for given, read in named:
         if given is not None:
             runs = read(given)
-            rows += predict_runs(only, tell, runs[:: max(1, len(runs) // SMALL)] if small else runs)
+            runs = runs[:: max(1, len(runs) // SMALL)] if small else runs
+            rows += predict_runs(only, tell, runs, hold_out=held_out or given is megatron)
             rows += compared(runs, rows, tell) if free and given is sweep else []
     if rows and p2 is None:
         return rows

@@ -17,6 +17,7 @@ from ...model.graph.dtypes import FLOATS
 from ...model.graph.layout import atom_of, is_split
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG, Node
+from ...model.operators.operator import operator
 from ..parallelism import Role
 from .row import Row
 from .strategy import rows
@@ -64,6 +65,8 @@ def allowed_rows(graph: PCG, node: int, role: Role, sequence_parallel: bool | No
     """[2, rows]: those that an axis of this role may take, and those of them that it takes if they leave no rank empty.
 
     On tensor axes these are the ones that split matrices and heads, and with sequence parallelism, what lies between.
+    Without it, what a stage of a pipeline hands on may still be split by positions: each rank sends a part of what all
+    have, and the next stage gathers it (the scatter and gather of Narayanan et al., SC'21).
     """
     every = rows(graph, node)
     if role is Role.FREE:
@@ -76,11 +79,12 @@ def allowed_rows(graph: PCG, node: int, role: Role, sequence_parallel: bool | No
 
 class _Judge:
     def __init__(self, graph: PCG, node: int, by_positions: bool | None) -> None:
-        self.kinds, self.by_positions = dimension_kinds(graph), by_positions
+        self.kinds = dimension_kinds(graph)
         numbered, this = dimensions(graph), graph.nodes[node]
         self.operands = [numbered[i] for i in (*this.inputs, node)]
         self.weight = [graph.nodes[i].op == "parameter" for i in this.inputs] + [False]
         self.is_attention = this.op == "attention"
+        self.by_positions = None if operator(this.op).transfer and not by_positions else by_positions
         matrix = [graph.nodes[i].op == "parameter" and len(graph.nodes[i].shape) > 1 for i in this.inputs]
         self.has_matrix = any(matrix)
 

@@ -11,7 +11,7 @@ import pytest
 from partita import PartitaError
 from partita.bench import bench, free_choice
 from partita.bench.free_choice import compared, groups, memory_error, summary, verdict
-from partita.bench.training_runs import Decoder, Run
+from partita.bench.published_runs import Decoder, Run
 from partita.formulation.parallelism import Parallelism
 from partita.formulation.search_space import SearchSpace
 from partita.model.machine.machine import Machine

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.named_model import captured
 from partita.codegen.planner.plan_graph import plan_graph
+from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.parallelism import Parallelism, Role
 from partita.formulation.placement.placement import innermost_last
 from partita.formulation.search_space import SearchSpace
@@ -77,6 +80,18 @@ def test_without_sequence_parallelism_what_lies_between_matrices_is_whole() -> N
     assert norms and not any(is_split(choice.output[1]) for choice in norms)
 
 
+def test_tensor_ranks_hand_a_part_each_to_the_next_stage() -> None:
+    node, gpu = MACHINE.levels
+    slow = replace(MACHINE, levels=(replace(node, bandwidth=1e9), gpu))
+    plan = planned(machine=slow, dp=4, tp=2, stages=2, stages_at=("layers.1",), sequence_parallel=False)
+    for part, op in zip(plan.parts, ("send", "receive"), strict=True):
+        handed = [c for n, c in zip(part.graph.nodes, part.choices, strict=True) if n.op == op]
+        assert handed and all(is_split(choice.output[1]) for choice in handed)
+        assert not any(
+            is_split(c.output[1]) for n, c in zip(part.graph.nodes, part.choices, strict=True) if n.op == "rms_norm"
+        )
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_stages_of_zero(zero: int) -> None:
     plan = planned(dp=16, zero=zero)
@@ -85,6 +100,14 @@ def test_stages_of_zero(zero: int) -> None:
     for choice in stored:
         assert is_split(choice.output[0]) == (zero == 3)
         assert choice.sharded_states == (zero in (1, 2))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_recomputed_layers_gather_weights_of_zero_3_again(mode: str) -> None:
+    plan = planned(dp=16, zero=3, recompute=mode)  # whose memory both pricers agree on
+    assert plan.recompute and set(plan.recompute.values()) == {mode}
+    weights = [plan.graph.nodes[k.node].op == "parameter" for k in stage_price(plan).kept if k.part == "recomputed"]
+    assert any(weights)
 
 
 def test_memory_falls_with_each_stage_of_zero() -> None:

@@ -44,7 +44,9 @@ class SegmentTables:
         """The tables of an edge that a segment recomputes."""
         base, use, key = conversion.base, conversion.use, conversion.key
         if conversion.source == "weight":
-            return self._cached(key, (), lambda: self._weight(conversion))
+            read = self.builder.classes.uses[base] if use is None else (use,)
+            saved = any(self.costs.saves(each) for each in read)
+            return self._cached(key, (saved,), lambda: self._weight(conversion, saved))
         if use is None:
             kept = self.segments.kept_inside(base), self.segments.kept_outside(base)
             halves = 1 + bool(self.segments.outside_readers(base))
@@ -112,15 +114,18 @@ class SegmentTables:
             layouts = [outside * there, there][:halves]
             yield cost + once, self.in_flight * np.concatenate(layouts, axis=1), np.tile(back, halves)
 
-    def _weight(self, conversion: Conversion) -> Iterator[ModeTables]:
-        """From storage, if only a segment reads it: cast and gathered again, and not kept until then."""
+    def _weight(self, conversion: Conversion, saved: bool) -> Iterator[ModeTables]:
+        """From storage, if only a segment reads it: cast and gathered again, and not kept until then.
+
+        `saved`: a reader keeps it for backward, which is in memory again while the segment runs again.
+        """
         (cost, kept), base, precision = self._plain(conversion), conversion.base, self.builder.precision
         stored, table = self.builder.weights[base][1], self.costs.table(base)
         required = self.builder.required(conversion)
         a, b = table.position[stored.codes], table.position[required]
         once = table.forward[a][:, b] + cast_ns(stored, precision, self.builder.roofline)[:, None]
         copied = table.moves[a][:, b] | precision.mixed
-        back = np.where(copied & kept.any(), stored.space.numel[required] * precision.itemsize("float32"), 0)
+        back = np.where(copied & saved, stored.space.numel[required] * precision.itemsize("float32"), 0)
         once = np.where(stored.regather[:, None], 0, once * self.micro_batches)  # if regathered, it counts already
         return (self._recomputed(mode, (cost, kept), once, back) for mode in self.modes)
 
