@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
@@ -60,7 +61,7 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
         (first, back), (ahead, _) = arriving[number], (*arriving, (0, 0))[number + 1]
         forward = (phase_ns(cost, "forward") - first) // count
-        backward = phase_ns(cost, "backward") // count
+        backward = -(-phase_ns(cost, "backward") // count)  # what hides in the last one is no multiple
         weights = weights_ns(part, cost) // count if split and number > 0 else 0
         chain.append(
             Stage(
@@ -83,8 +84,21 @@ def phase_ns(cost: StagePrice, phase: Phase) -> int:
 
 
 def weights_ns(plan: Plan, cost: StagePrice) -> int:
-    """The part of a stage's backward, in a step, that computes weight gradients, which no other stage waits for."""
-    return sum(_deferrable(plan, item) for item in cost.items if item.phase == "backward")
+    """The part of a stage's backward, in a step, that computes weight gradients, which no other stage waits for.
+
+    Traffic of gradients is deferred too, less what hides: in a layer it hides before weights that are gathered again.
+    """
+    deferred, traffic, hidden = 0, Counter[str](), Counter[str]()  # by layer: traffic of gradients, what hides
+    for item in cost.items:
+        if item.phase == "backward":
+            own = _deferrable(plan, item)
+            deferred += own
+            if item.hides and item.at in cost.layer_of:
+                traffic[cost.layer_of[item.at]] += own
+    for overlap in cost.overlaps:
+        if overlap.phase == "backward":
+            hidden[overlap.layer] += overlap.hidden_in_phase_ns
+    return deferred - (traffic & hidden).total()
 
 
 def _deferrable(plan: Plan, item: Item) -> int:

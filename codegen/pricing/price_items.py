@@ -92,6 +92,11 @@ class Overlap:
         return min(self.kernels_ns, self.traffic_ns)
 
     @property
+    def hidden_in_phase_ns(self) -> int:
+        """Time by which the phase itself is shorter: what is reduced once hides first, and shortens the update."""
+        return max(0, self.hidden_ns - self.reduced_ns)
+
+    @property
     def host_bound_ns(self) -> int:
         """Time in which the device waits for the host."""
         return max(0, self.host_ns - max(self.kernels_ns, self.traffic_ns))
@@ -158,7 +163,7 @@ class StagePrice:
         taken = sum(item.total_ns for item in self.items if item.phase == phase)
         if phase == "update":
             return taken - sum(min(overlap.hidden_ns, overlap.reduced_ns) for overlap in self.overlaps)
-        hidden = (max(0, o.hidden_ns - o.reduced_ns) - o.host_bound_ns for o in self.overlaps if o.phase == phase)
+        hidden = (o.hidden_in_phase_ns - o.host_bound_ns for o in self.overlaps if o.phase == phase)
         return taken - sum(hidden)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -17,15 +18,21 @@ from torch import nn
 
 import partita
 from partita.bench.measure import measure
+from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.plan_graph import plan_graph
+from partita.codegen.pricing.pipeline_runs import phase_ns, slot_problem
 from partita.codegen.pricing.plan_price import plan_price
+from partita.formulation.encoding.overlap import layers_together
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import ONE_F_ONE_B, ZERO_BUBBLE
 from partita.formulation.search_space import SearchSpace
+from partita.formulation.strategies.tensor_classes import classes
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
+from partita.model.graph.layout import B, S
+from partita.model.graph.pcg import Node
 from partita.model.graph.stages import boundaries
 from partita.model.machine.collective_price import CollectivePrice
 from partita.model.machine.machine import Machine
@@ -72,10 +79,7 @@ SIZES = {"gpt2": 3, "mlp": 4, "mbart-32b": 2}
 )
 @pytest.mark.parametrize("width", [1, 2])
 def test_no_plan_is_faster_than_what_bounds_it(name: str, size: int, micros: int, width: int) -> None:
-    """Of random choices, of the cheapest on slow devices, which compute longer than they launch; over slow links.
-
-    In stages of two devices traffic of weights hides.
-    """
+    """Of random choices, of the cheapest on slow devices, which compute longer than they launch; over slow links."""
     batch, model = 24, {"reference": name}
     drawn = at_random(captured(name, batch), size, (width,), micros, random.Random(micros), schedule="zero-bubble")
     cheap = piped(captured(name, batch), (size, width), (size, 1), micros, schedule="zero-bubble", model=model)
@@ -99,6 +103,55 @@ def far(plan: PipelinePlan) -> PipelinePlan:
     """The same with messages that take longer than slots."""
     line = CollectivePrice(1e5, 1.0)
     return replace(plan, stages=tuple(replace(part, transfer=line) for part in plan.stages))
+
+
+@pytest.mark.parametrize(("name", "micros"), [("gpt2", 1), ("gpt2", 3), ("mbart-32b", 8)])
+def test_no_slot_is_shorter_where_traffic_hides_or_the_host_is_slow(name: str, micros: int) -> None:
+    """Than its share of what bounds the step, nor all slots of a stage than the time that it is busy."""
+    graph, rng, seen = captured(name, 24), random.Random(name), Counter[str]()
+    last = len(boundaries(graph)) - 1
+    own = [node.name for node in graph.nodes if node.op == "parameter" and node.get("stages", 1) == 1]
+    stored = {weight: (rng.choice([B, S(0), S(0)]),) for weight in own}
+    drawn = piped(graph, (2, 2), (2, 1), micros, bounds=(0, 2, last), schedule="zero-bubble", stored=stored)
+    for host_ns in (0, 0, 0, 0, 10_007, 100_003):
+        plan = hiding(replace(drawn, model={"reference": name}), host_ns, rng)
+        cost, waits = plan_price(plan), zero_bubble_bound(plan, 24)
+        assert bound_ns(plan, waits) <= cost.objective_ns
+        slots: dict[int, dict[str, int]] = {0: {}, 1: {}}
+        for task in slot_problem(plan, cost.stages).tasks:
+            slots[task.stage][task.kind] = task.duration_ns
+        for s, (i, j) in enumerate(pairwise(plan.bounds)):
+            price = cost.stages[s]
+            assert slots[s]["F"] >= waits.forward[j] - waits.forward[i]
+            assert slots[s]["B"] >= waits.inward[j] - waits.inward[i]
+            once = price.phase_ns("update") + sum(x.ns for x in price.items if x.kind == "receive" and x.count == 1)
+            assert micros * sum(slots[s].values()) + once >= price.objective_ns
+            seen += Counter(hides=price.hidden_ns > 0, waits=price.host_bound_ns > 0)
+            seen["uneven"] += phase_ns(price, "backward") % micros > 0
+    assert seen["hides"] and seen["waits"] and (seen["uneven"] or micros == 1)
+
+
+def hiding(plan: PipelinePlan, host_ns: int, rng: random.Random) -> PipelinePlan:
+    """The same with layers that hide the traffic of their weights, some gathered again, on links of any speed."""
+    rate, speed = 10 ** rng.uniform(7, 11), 10 ** rng.uniform(9, 12)
+
+    def changed(machine: Machine) -> Machine:
+        device = replace(machine.device, host_ns=host_ns, launch_ns=0.0, peak=dict.fromkeys(machine.device.peak, speed))
+        return replace(machine, device=device, levels=tuple(replace(x, bandwidth=rate) for x in machine.levels))
+
+    def choice(node: Node, own: Choice) -> Choice:
+        return replace(own, regather=rng.random() < 0.3) if node.op == "parameter" else own
+
+    stages = tuple(
+        replace(
+            part,
+            machine=changed(part.machine),
+            together=layers_together(part.graph, classes(part.graph), SearchSpace(), alone=True),
+            choices=tuple(map(choice, part.graph.nodes, part.choices)),
+        )
+        for part in plan.stages
+    )
+    return replace(plan, machine=changed(plan.machine), stages=stages)
 
 
 def test_it_is_tight_where_only_products_take_time() -> None:
