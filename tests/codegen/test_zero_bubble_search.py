@@ -31,7 +31,7 @@ from partita.formulation.strategies.tensor_classes import classes
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
-from partita.model.graph.layout import B, S
+from partita.model.graph.layout import B, Layout, S
 from partita.model.graph.pcg import Node
 from partita.model.graph.stages import boundaries
 from partita.model.machine.collective_price import CollectivePrice
@@ -111,7 +111,7 @@ def test_no_slot_is_shorter_where_traffic_hides_or_the_host_is_slow(name: str, m
     graph, rng, seen = captured(name, 24), random.Random(name), Counter[str]()
     last = len(boundaries(graph)) - 1
     own = [node.name for node in graph.nodes if node.op == "parameter" and node.get("stages", 1) == 1]
-    stored = {weight: (rng.choice([B, S(0), S(0)]),) for weight in own}
+    stored: dict[str, Layout] = {weight: (rng.choice([B, S(0), S(0)]),) for weight in own}
     drawn = piped(graph, (2, 2), (2, 1), micros, bounds=(0, 2, last), schedule="zero-bubble", stored=stored)
     for host_ns in (0, 0, 0, 0, 10_007, 100_003):
         plan = hiding(replace(drawn, model={"reference": name}), host_ns, rng)
