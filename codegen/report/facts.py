@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...model.errors import PartitaError
+from ...model.machine.precision import precision
+from ...model.operators.operator import operator
 from ...solvers.gap import relative_gap
 from ..plan.plan import Plan
 from ..pricing.plan_price import PlanPrice, plan_price
@@ -172,5 +174,15 @@ def _optimum(plan: Plan, price: PlanPrice) -> tuple[str, ...]:
         lines.append(f"The solver gave no answer for {plan.report['space']['refused']}.")
     lines += [f"{words}: {', '.join(phrases)}." for words, phrases in space_phrases(plan.report).items() if phrases]
     hides = "weight traffic of layers hides behind" if any(s.layer_of for s in price.stages) else "nothing hides behind"
-    lines.append(f"Cost model: roofline and alpha-beta collectives; {hides} kernels (docs/cost-model.md).")
+    lines.append(f"Cost model: {_kernels(plan)} and alpha-beta collectives; {hides} kernels (docs/cost-model.md).")
     return tuple(lines)
+
+
+def _kernels(plan: Plan) -> str:
+    """What prices kernels: the roofline, or measured times of the operators that have them."""
+    priced = {node.op for part in plan.parts for node in part.graph.nodes if node.inputs and operator(node.op).passes}
+    measured = {times.op for times in plan.machine.device.kernels if times.dtype == precision(plan.dtype).compute}
+    if not priced & measured:
+        return "roofline"
+    rest = sorted(priced - measured)
+    return "measured kernels" + (f" (by the roofline: {', '.join(rest)})" if rest else "")

@@ -9,6 +9,9 @@ before the collective (after it, for an all-gather).
                 crosses the edge that closes the ring (src/device/reduce.h and broadcast.h, runRing)
     nccl-tree   the same, but all_reduce up and down two binary trees over the nodes, D/2 each, and along a chain of D
                 each way inside a node
+    nccl-nvls   as nccl-tree, but all_reduce inside a node by the switch (NVLink SHARP): each member has D read from it
+                and reads its D/m of the sums, then writes that to the switch and receives D, (m+1)/m D each way
+                (src/device/all_reduce.h, NCCL_ALGO_NVLS)
     all         all_to_all D/m from each to each; send D to the next
     gloo        all_reduce and all_gather on a ring; reduce_scatter is an all_reduce of which a member keeps its part;
                 reduce is a reduce-scatter on the ring, then a gather at the root; broadcast sends D to twice as many
@@ -173,6 +176,14 @@ def _around(laps: int) -> Pattern:
     return pattern
 
 
+def _by_switch(sizes: Sizes, across: int) -> tuple[TrafficPhase, ...]:
+    """The switch adds up inside a node; between nodes by trees."""
+    if across:
+        return (TrafficPhase(double_tree(sizes, across), laps=2),)
+    m = math.prod(sizes)
+    return (TrafficPhase(forward(sizes), (m + 1) / m, laps=2),)
+
+
 def _gloo_reduce(sizes: Sizes, across: int) -> tuple[TrafficPhase, ...]:
     return (*_around(1)(sizes, across), TrafficPhase(gather(sizes), 1 / math.prod(sizes)))
 
@@ -193,6 +204,7 @@ _RING: Mapping[str, Pattern] = {
 PATTERNS: Mapping[str, Mapping[str, Pattern]] = {
     "nccl-ring": _RING,
     "nccl-tree": {**_RING, "all_reduce": lambda sizes, across: (TrafficPhase(double_tree(sizes, across), laps=2),)},
+    "nccl-nvls": {**_RING, "all_reduce": _by_switch},
     "gloo": {**_RING, "reduce_scatter": _around(2), "reduce": _gloo_reduce, "broadcast": _gloo_broadcast},
 }
 """Profile (`Machine.collectives`) -> collective -> pattern."""

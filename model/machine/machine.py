@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
 
 PRESETS = Path(__file__).resolve().parent / "presets"
-PROFILES = ("nccl-ring", "nccl-tree", "gloo")
+PROFILES = ("nccl-ring", "nccl-tree", "nccl-nvls", "gloo")
 """Algorithms of collectives, as `collective_patterns` describes them."""
 
-LIBRARIES: Mapping[str, tuple[str, ...]] = {"nccl": ("nccl-ring", "nccl-tree"), **{p: (p,) for p in PROFILES}}
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "nccl": ("nccl-ring", "nccl-tree"),
+    "nccl-sharp": ("nccl-ring", "nccl-tree", "nccl-nvls"),
+    **{p: (p,) for p in PROFILES},
+}
 """What a machine's collectives run -> the profiles of which the cheapest for a payload is taken, as NCCL does."""
 
 ASSUMED = 0.2

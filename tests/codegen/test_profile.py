@@ -19,6 +19,7 @@ from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.profile import fit, profile, rank, timing
 from partita.codegen.profile.kernels import distinct, kernels_of
 from partita.codegen.profile.local import Local, joined_alike, links_of
+from partita.codegen.report.facts import facts
 from partita.codegen.verification.launch import LaunchError
 from partita.model.errors import PartitaError
 from partita.model.machine.kernel_times import KernelTimes
@@ -146,6 +147,8 @@ def test_a_plan_is_priced_by_what_was_measured_of_its_kernels(plan: Plan, tmp_pa
 
     again = planned(read, mesh=(2,), micro_batches=1, stages=1)
     assert plan_price(again).objective_ns == again.report["objective_ns"] >= again.report["bound_ns"]
+    assert any("measured kernels" in line for line in facts(again).optimum)
+    assert any("roofline and" in line for line in facts(plan).optimum)
     wanted = {(k.node.op, k.forward): t["forward"][0] for k, t in zip(kernels, times, strict=True)}
     priced = {
         item.ns

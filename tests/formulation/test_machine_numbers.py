@@ -48,6 +48,14 @@ def test_nccl_takes_the_cheaper_of_ring_and_tree(size_bytes: int) -> None:
     assert envelope(machine("nccl"), WHOLE).at(size_bytes).ns(size_bytes) == min(each)
 
 
+@pytest.mark.parametrize("size_bytes", [1, 10**4, 10**6, 10**8, 10**10])
+def test_nccl_sharp_may_also_add_up_in_the_switch(size_bytes: int) -> None:
+    names = ("nccl-ring", "nccl-tree", "nccl-nvls")
+    each = [optimal(machine(), WHOLE, size_bytes, profile=name).ns for name in names]
+    assert optimal(machine("nccl-sharp"), WHOLE, size_bytes).ns == min(each)
+    assert envelope(machine("nccl-sharp"), WHOLE).at(size_bytes).ns(size_bytes) == min(each)
+
+
 def test_a_flat_sum_has_both_algorithms() -> None:
     found = cheapest_programs(machine("nccl"), PLACE, (0,), "all_reduce", True)
     assert len(found.prices) == 2 and len({*found.programs}) == 1

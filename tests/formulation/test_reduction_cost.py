@@ -64,6 +64,14 @@ def test_a_tree_over_two_nodes_passes_the_card_once() -> None:
     assert step_price(TWO, ALL, Step(RS, 0, 1), 1.0, "nccl-tree") == step_price(TWO, ALL, Step(RS, 0, 1), 1.0)
 
 
+def test_a_switch_adds_up_inside_a_node() -> None:
+    """It reads D of each member, who reads a fourth of the sums; each writes that to the switch, and receives D."""
+    price = step_price(TWO, WITHIN, Step(AR, 0, 0), 1.0, "nccl-nvls")
+    assert (price.latency_ns, price.ns_per_byte) == pytest.approx((5 + 2 * 10, 5 / 4 / 8))
+    across = step_price(TWO, ALL, Step(AR, 0, 1), 1.0, "nccl-nvls")
+    assert across == step_price(TWO, ALL, Step(AR, 0, 1), 1.0, "nccl-tree")
+
+
 def test_gloo() -> None:
     gloo = replace(TWO, collectives="gloo")
     assert step_price(gloo, ALL, Step(RS, 0, 1), 1.0) == step_price(TWO, ALL, Step(AR, 0, 1), 1.0)
@@ -231,7 +239,7 @@ def test_groups_between_v100_servers_share_the_card() -> None:
 @pytest.mark.parametrize(
     ("reduction", "step", "profile", "words"),
     [
-        (ALL, Step(AR, 0, 1), "mpi", r"unknown collectives 'mpi'; known: nccl-ring, nccl-tree, gloo"),
+        (ALL, Step(AR, 0, 1), "mpi", r"unknown collectives 'mpi'; known: nccl-ring, nccl-tree, nccl-nvls, gloo"),
         (ALL, Step(AR, 0, 2), None, "levels 0 to 2"),
         (ALL, Step(AR, 1, 0), None, "levels 1 to 0"),
         (ALL, Step(AR, 0, 0, (0,)), None, r"levels 0 to 0 \(0 of \(0,\)\)"),
