@@ -11,8 +11,7 @@ A number's cost is a factor: at 1.1 a rate is divided by 1.1, and ns are multipl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +22,19 @@ from ..codegen.pricing.price_items import StagePrice
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.pipeline.configuration import waited
 from ..model.machine.machine import Machine
+from ..model.machine.machine_numbers import improves, moved
 from .cases import Row
 
 Array = npt.NDArray[np.float64]
 
 FITTED = {
     "p5-h100": (
-        "matmul_efficiency", "host_ns", "step_ns", "node.bandwidth", "node.scatter_share", "node.wait_ns",
-        "gpu.bandwidth",
+        "device.matmul_efficiency", "device.host_ns", "device.step_ns", "levels.0.bandwidth", "levels.0.scatter_share",
+        "levels.0.wait_ns", "levels.1.bandwidth",
     ),
-    "dgx-a100": ("matmul_efficiency",),
+    "dgx-a100": ("device.matmul_efficiency",),
 }  # fmt: skip
-"""Of a machine's numbers those that are fitted to its published runs; LEVEL.NAME is one of a level."""
+"""The paths of a machine's numbers that are fitted to its published runs."""
 
 CHANGE = 1.05
 FAR = 0.05
@@ -43,17 +43,9 @@ WIDEST = 3.0
 """A number is fitted within this factor of the machine's own."""
 
 
-def changed(machine: Machine, name: str, cost: float) -> Machine:
+def changed(machine: Machine, path: str, cost: float) -> Machine:
     """The machine with one number whose cost is multiplied."""
-    level, _, field = name.rpartition(".")
-    own = next(x for x in machine.levels if x.name == level) if level else machine.device
-    value = getattr(own, field)
-    value = value * cost if field.endswith("_ns") else value / cost
-    whole = isinstance(getattr(own, field), int)
-    new: Any = replace(own, **{field: round(value) if whole else value})
-    if not level:
-        return replace(machine, device=new)
-    return replace(machine, levels=tuple(new if x is own else x for x in machine.levels))
+    return moved(machine, path, cost if improves(path, 1 / cost) else 1 / cost)
 
 
 @dataclass(frozen=True, slots=True)

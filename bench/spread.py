@@ -74,7 +74,7 @@ def _row(name: str, small: bool, machine: Machine) -> Row:
     graph, training = captured(name, machine, small=small)
     (table,) = (i for i in graph.of("parameter") if table_rows(graph.nodes[i]))
     rows, width = table_rows(graph.nodes[table]), graph.nodes[table].shape[1]
-    solved = solve(rows, width, ranks, row_columns(machine.device, precision(training.dtype)))
+    solved = solve(rows, width, ranks, row_columns(machine.device, precision(training.dtype), sparse=False))
     assert solved is not None
     simple = {"round-robin": round_robin(rows, width, ranks), "greedy": greedy_by_size(rows, width, ranks)}
     spreads = {"spread": solved.spread, **simple}

@@ -197,7 +197,10 @@ def _rival(data: Mapping[str, Any], plan: Plan, number: int, given: Any) -> Plan
     """A rival of a plan that was read from `data`."""
     with _errors_at(f"rival {number}", prefix=True):
         own = _object("its entry", given)
-        batch = plan.batch // whole(own["micro_batches"])
+        count = whole(own["micro_batches"])
+        if count < 1 or plan.batch % count:
+            raise ValueError(f"{count} micro-batches do not divide {plan.batch} samples")
+        batch = plan.batch // count
         graph = graph_from_json(own["graph"]) if "graph" in own else with_batch(plan.graph, batch)
         shared = {key: data[key] for key in ("optimizer", "overlap", "compile") if key in data}
         if "stages" not in own:
@@ -212,7 +215,9 @@ def _rival(data: Mapping[str, Any], plan: Plan, number: int, given: Any) -> Plan
 
 def _spread(graph: PCG, groups: Any) -> dict[str, Any]:
     """The choice of every node by its name: the inverse of `_grouped`."""
-    pairs = ((whole(node), group["choice"]) for group in as_list(groups) for node in as_list(group["nodes"]))
+    pairs = [(whole(node), group["choice"]) for group in as_list(groups) for node in as_list(group["nodes"])]
+    if not all(0 <= node < len(graph.nodes) for node, _ in pairs):
+        raise ValueError("a choice is of a node that the graph does not have")
     return {graph.nodes[node].name: choice for node, choice in pairs}
 
 

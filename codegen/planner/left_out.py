@@ -16,6 +16,7 @@ from ...formulation.search_space import SearchSpace
 from ...formulation.special import special_strategy
 from ...formulation.strategies.strategy import rows
 from ...formulation.strategies.tensor_classes import classes
+from ...model.graph.joined_tables import table_rows
 from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries
 from ...model.options import times
@@ -97,6 +98,8 @@ def _rest(
     if not problem.space.offload and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)
+    if problem.machine.devices > 1 and any(table_rows(problem.pcg.nodes[i]) for i in problem.pcg.of("parameter")):
+        yield "other spreads of tables"
     if not problem.space.bundles:
         yield "parallel branches"
     elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):

@@ -7,6 +7,8 @@ the plans found for a blend of the machines are tried too.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf
 from typing import Any
 
 from ...formulation.search_space import SearchSpace
@@ -14,8 +16,9 @@ from ...model.errors import NoPlanError, PartitaError
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.machine_numbers import blended
+from ...model.machine.precision import precision
 from ...model.options import times
-from ...model.training import Training
+from ...model.training import Training, dtype_names
 from ...solvers.budget import Budget
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits, Status
@@ -41,11 +44,16 @@ class _Searches:
 
     @property
     def bounds(self) -> list[int]:
-        """What is proved of the steps on every machine; 0: nothing, or without states on the host that others had."""
+        """What is proved of the steps on every machine.
+
+        0: nothing, or of another space than that of all plans: without states on the host that others had, or without
+        what a faster plan of another search does (how tables are spread depends on the machine).
+        """
         wide = any(report["space"].get("offload") for report in self.reports)
         known = [r["bound_ns"] if bool(r["space"].get("offload")) == wide else 0 for r in self.reports]
-        missing = len(self.machines) - len(known)
-        return [bound or 0 for bound in known[: len(self.machines)]] + [0] * missing
+        known += [0] * (len(self.machines) - len(known))
+        fastest = [min((steps[m] for _, _, steps in self.plans), default=inf) for m in range(len(self.machines))]
+        return [bound if bound and bound <= least else 0 for bound, least in zip(known, fastest, strict=False)]
 
     @property
     def interrupted(self) -> bool:
@@ -76,6 +84,8 @@ def plan_for_all(
     if len(machines) == 1:
         return plan_graph(graph, machines[0], training, space, budget, context)
     check_comparable(machines)
+    for machine, dtype in product(machines, dtype_names(training.dtype)):
+        machine.device.flops(precision(dtype).compute)  # refuses a dtype that the device lacks
     least, start = min(machine.device.capacity_bytes for machine in machines), time.monotonic()
     searches, quiet = _Searches([_with_capacity(machine, least) for machine in machines]), replace(context, emits=False)
 
@@ -145,7 +155,7 @@ def _facts(
 ) -> Iterator[tuple[str, Any]]:
     """The report of the plan: its worst step, what is proved of it, and its step on every machine."""
     objective, bounds = max(steps), searches.bounds
-    bound = min(objective, max(bounds))
+    bound = max(bounds)
     limits = {limit for each in searches.reports for limit in each["space"]["limits_hit"]}
     if bound == objective:
         limits -= {"gap", "bound", "refused", "time"}
@@ -155,7 +165,9 @@ def _facts(
     yield "status", (Status.OPTIMAL if bound == objective else Status.FEASIBLE).value
     yield from {"objective_ns": objective, "bound_ns": bound, "gap": relative_gap(objective, bound)}.items()
     yield "solver", report["solver"]
-    yield from {key: plan.report[key] for key in ("unsplit_flops", "bundles") if key in plan.report}.items()
+    yield from {
+        key: plan.report[key] for key in ("unsplit_flops", "bundles", "rewritten") if key in plan.report
+    }.items()
     yield "capacity_bytes", min(machine.device.capacity_bytes for machine in searches.machines)
     outside = dict.fromkeys(words for space in spaces for words in space["outside"])
     counts = {key: sum(space[key] for space in spaces) for key in ("networks_solved", "networks_kept")}

@@ -91,9 +91,9 @@ TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int, int], TableSprea
 """(rows of the tables, their width, size of an axis, `row_columns`) -> a spread; None if there are too few columns."""
 
 
-def row_columns(device: Device, precision: Precision) -> int:
-    """The columns that a look-up moves at least: those of a transaction."""
-    return -(-device.transaction_bytes // ITEMSIZE[precision.compute])
+def row_columns(device: Device, precision: Precision, sparse: bool) -> int:
+    """The columns that a look-up moves at least, those of a transaction; `sparse` tables are read as they are stored."""
+    return -(-device.transaction_bytes // ITEMSIZE[precision.master if sparse else precision.compute])
 
 
 def load(rows: Sequence[int], own: Iterable[ColumnRange], unit: int) -> CoordinateLoad:

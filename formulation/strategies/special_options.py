@@ -58,7 +58,8 @@ class SpecialRows:
     def _spread(self, row: Row, ranks: int) -> TableSpread | None:
         if not self._spreads(row):
             return None
-        table, least = self.situation.sources[0], row_columns(self.at.roofline.machine.device, self.at.precision)
+        table, device = self.situation.sources[0], self.at.roofline.machine.device
+        least = row_columns(device, self.at.precision, sparse=bool(self.situation.node.get("sparse")))
         return self.spread_tables(table_rows(table), table.shape[1], ranks, least)
 
     def cost(self, choice: npt.NDArray[np.int16], codes: Sequence[int]) -> SpecialCost:

@@ -391,5 +391,5 @@ def _device(data: Any) -> Device:
         step_ns=whole(number(data.get("step_ns", 0))),
         attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
         kernels=tuple(map(KernelTimes.from_json, data.get("kernels", ()))),
-        transaction_bytes=whole(number(data.get("transaction_bytes", 1))),
+        transaction_bytes=whole(rate(data.get("transaction_bytes", 1))),
     )

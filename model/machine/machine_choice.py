@@ -60,12 +60,15 @@ class MachineChoice:
         if self.machine is None:
             assert self.hierarchy is not None
             return (Machine.adhoc(self.hierarchy),)
-        return tuple(map(self._load, self.machine.split(",")))
+        names = [name.strip() for name in self.machine.split(",")]
+        if len(names) > 1 and not all(names):
+            raise PartitaError(f"--machine {self.machine}: a name is empty; commas separate machines")
+        return tuple(map(self._load, names))
 
     def _load(self, name: str) -> Machine:
         from .machine import Machine
 
-        machine = Machine.load(name.strip(), nodes=self.nodes)
+        machine = Machine.load(name, nodes=self.nodes)
         if self.hierarchy is None:
             return machine
         if len(self.hierarchy) != len(machine.levels):

@@ -219,7 +219,7 @@ class _Device(_Strict):
     attention_efficiency: _Share | None = None
     step_ns: _Count | None = None
     kernels: list[_KernelTimes] | None = None
-    transaction_bytes: _Count | None = None
+    transaction_bytes: _Units | None = None
 
 
 class _Machine(_Strict):

@@ -1,6 +1,6 @@
 """The numbers of a machine that may be wrong, by their paths (`levels.0.bandwidth`), and machines with others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -25,7 +25,8 @@ def uncertain(machine: Machine) -> dict[str, float]:
     What joins a single unit, and the bandwidth of a wired level, is never used.
     """
     found = {path: DEFAULT_ERROR for path in numbers(machine) if _name(path) not in (*COUNTS, *STATED)}
-    found |= {path: error for path, error in machine.errors.items() if path in numbers(machine)}
+    known = {path for path in numbers(machine) if _name(path) not in COUNTS}
+    found |= {path: error for path, error in machine.errors.items() if path in known}
     levels = tuple(enumerate(machine.levels))
     alone = tuple(f"levels.{index}." for index, level in levels if level.size == 1)
     wired = {f"levels.{index}.bandwidth" for index, level in levels if level.wiring is not None}
@@ -40,13 +41,19 @@ def numbers(machine: Machine) -> dict[str, float]:
 
 def moved(machine: Machine, path: str, factor: float) -> Machine:
     """The machine with the number at a path multiplied; a whole number stays one, and a share at most 1."""
+    return _multiplied(machine, {path: factor})
+
+
+def _multiplied(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The machine with several numbers multiplied at once, by their paths."""
     data = machine.to_json()
-    *parents, name = path.split(".")
-    at: Any = data
-    for key in parents:
-        at = at[int(key) if isinstance(at, list) else key]
-    number = at[name] * factor
-    at[name] = round(number) if isinstance(at[name], int) else min(number, 1.0 if name in SHARES else inf)
+    for path, factor in factors.items():
+        *parents, name = path.split(".")
+        at: Any = data
+        for key in parents:
+            at = at[int(key) if isinstance(at, list) else key]
+        number = at[name] * factor
+        at[name] = round(number) if isinstance(at[name], int) else min(number, 1.0 if name in SHARES else inf)
     return Machine.from_json(data)
 
 
@@ -61,12 +68,11 @@ def blended(machines: Sequence[Machine]) -> Machine | None:
     for other in found:
         if other.keys() != found[0].keys() or any(other[p] != found[0][p] for p in other if _name(p) in COUNTS):
             return None
-    blend = machines[0]
+    factors: dict[str, float] = {}
     for path, own in found[0].items():
-        mean = prod(other[path] ** (1 / len(found)) for other in found)
         if any(other[path] != own for other in found):
-            blend = moved(blend, path, mean / own)
-    return blend
+            factors[path] = prod(other[path] ** (1 / len(found)) for other in found) / own
+    return _multiplied(machines[0], factors)
 
 
 def _name(path: str) -> str:

@@ -33,9 +33,11 @@ def row(model: str, measured: float) -> dict[str, Any]:
 
 
 def test_a_rate_falls_and_a_time_grows_with_its_cost() -> None:
-    assert changed(MACHINE, "matmul_efficiency", 2).device.matmul_efficiency == MACHINE.device.matmul_efficiency / 2
-    assert changed(MACHINE, "host_ns", 2).device.host_ns == 2 * MACHINE.device.host_ns
-    node, gpu = changed(MACHINE, "node.bandwidth", 2).levels
+    assert (
+        changed(MACHINE, "device.matmul_efficiency", 2).device.matmul_efficiency == MACHINE.device.matmul_efficiency / 2
+    )
+    assert changed(MACHINE, "device.host_ns", 2).device.host_ns == 2 * MACHINE.device.host_ns
+    node, gpu = changed(MACHINE, "levels.0.bandwidth", 2).levels
     assert node.bandwidth == MACHINE.levels[0].bandwidth / 2 and gpu == MACHINE.levels[1]
 
 
@@ -73,5 +75,7 @@ def test_a_plan_costs_what_it_does_on_the_changed_machine(stages: int) -> None:
     names = FITTED["p5-h100"]
     made = step_of(plan, [MACHINE, *(changed(MACHINE, name, CHANGE) for name in names)])
     assert made.seconds([1.0] * len(names)) == pytest.approx(plan_price(plan).objective_ns / 1e9, rel=1e-9)
-    slower = step_of(plan, [changed(MACHINE, "host_ns", 2)])
-    assert made.seconds([2.0 if name == "host_ns" else 1.0 for name in names]) == pytest.approx(slower.seconds([]))
+    slower = step_of(plan, [changed(MACHINE, "device.host_ns", 2)])
+    assert made.seconds([2.0 if name == "device.host_ns" else 1.0 for name in names]) == pytest.approx(
+        slower.seconds([])
+    )

@@ -193,7 +193,10 @@ def test_plans_that_spend_alike_are_one(split: dict[str, Plan]) -> None:
     ("change", "words"),
     [
         ({"micro_batches": "two"}, "rival 0: 'two' is not an integer"),
+        ({"micro_batches": 0}, "rival 0: 0 micro-batches do not divide"),
+        ({"micro_batches": 7}, "rival 0: 7 micro-batches do not divide"),
         ({"choices": 3}, "rival 0: 3 is not a list"),
+        ({"choices": [{"choice": {}, "nodes": [-1]}]}, "rival 0: a choice is of a node that the graph does not have"),
         ({"choices": [{"choice": {}, "nodes": [10**6]}]}, "rival 0: "),
     ],
 )

@@ -14,7 +14,7 @@ import partita
 from partita import Machine, PartitaError, Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.planner.worst_case import plan_for_all
+from partita.codegen.planner.worst_case import _Searches, plan_for_all
 from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.report.show import show
@@ -144,3 +144,12 @@ def test_optimize_takes_several_machines(both: Plan) -> None:
 def test_machines_that_cannot_be_compared_are_refused(graph: PCG, other: Machine, words: str) -> None:
     with pytest.raises(PartitaError, match=words):
         plan_for_all(graph, (OUTSIDE, other), TRAINING, SPACE, UNLIMITED, Context())
+
+
+def test_a_faster_plan_of_another_search_takes_the_proof_away(both: Plan) -> None:
+    """Where searches differ in what they may choose, a bound of one is none of the others' plans."""
+    report = {"bound_ns": 100, "space": {"limits_hit": []}}
+    searches = _Searches((OUTSIDE, INSIDE), reports=[report, report])
+    assert searches.bounds == [100, 100]
+    searches.plans.append((both, report, [120, 99]))
+    assert searches.bounds == [100, 0]

@@ -113,3 +113,24 @@ def test_a_blend_has_geometric_means() -> None:
     assert blended([one, one]) == one
     assert blended([two, Machine.load("p5-h100")]) is None  # which has host_ns
     assert blended([one, one.with_nodes(2)]) is None
+
+
+def test_a_transaction_has_no_error(tmp_path: Path) -> None:
+    with pytest.raises(PartitaError, match=r"transaction_bytes\.error: is not a field"):
+        load(tmp_path, with_error(TEXT, "transaction_bytes", 0.1))
+    machine = load(tmp_path, TEXT)
+    named = Machine.from_json(
+        machine.to_json() | {"errors": {"device.transaction_bytes": 0.5, "device.launch_ns": 0.5}}
+    )
+    assert "device.transaction_bytes" not in uncertain(named) and uncertain(named)["device.launch_ns"] == 0.5
+
+
+def test_a_blend_changes_all_numbers_at_once(tmp_path: Path) -> None:
+    """One at a time, a device would reserve more than its memory on the way."""
+    one = load(tmp_path, TEXT)
+    large, small = (
+        replace(one, device=replace(one.device, memory_bytes=memory, reserved_bytes=reserved))
+        for memory, reserved in ((16 * 10**9, 8 * 10**9), (3 * 10**9, 5 * 10**8))
+    )
+    blend = blended([large, small])
+    assert blend is not None and blend.device.reserved_bytes == 2 * 10**9

@@ -108,7 +108,7 @@ class Weights(EncodingPass):
         builder, node = self.builder, self.builder.pcg.nodes[base]
         tables, tensor = table_rows(node), builder.costs.space(base)
         sizes = builder.placement.sizes if tables else ()
-        row = row_columns(builder.machine.device, builder.precision)
+        row = row_columns(builder.machine.device, builder.precision, sparse=not gradient.dense)
         spreads = tuple(builder.options.spread_tables(tables, node.shape[1], n, row) if n > 1 else None for n in sizes)
         moves = self._is_large(base, gradient) and not builder.stage.weight_versions
         found = storage(
