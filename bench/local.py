@@ -107,7 +107,7 @@ SAMPLES: Mapping[str, int] = {"mlp": 256}
 
 def cases() -> tuple[Case, ...]:
     """Every model on one rank, on as many as there are cores, and on four."""
-    own = min(max(usable_cores(), 2), 4)
+    own = 2 if usable_cores() < 4 else 4
     kinds = {1: (DATA, Configuration("4 micro-batches", micro_batches=4)), 4: FOUR, own: TEN}
     return tuple(
         Case(model, ranks, configurations, SAMPLES.get(model, 8))

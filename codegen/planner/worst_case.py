@@ -84,7 +84,7 @@ def plan_for_all(
     if len(machines) == 1:
         return plan_graph(graph, machines[0], training, space, budget, context)
     check_comparable(machines)
-    for machine, dtype in product(machines, dtype_names(training.dtype)):
+    for machine, dtype in product(machines, dtype_names(training.dtype).split(",")):
         machine.device.flops(precision(dtype).compute)  # refuses a dtype that the device lacks
     least, start = min(machine.device.capacity_bytes for machine in machines), time.monotonic()
     searches, quiet = _Searches([_with_capacity(machine, least) for machine in machines]), replace(context, emits=False)

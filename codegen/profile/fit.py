@@ -94,15 +94,19 @@ def _links(machine: Machine, records: Sequence[Record]) -> Level:
     (level,) = machine.levels
     if not records:
         return level
+    records = [record for record in records if _ns(record) > 0]
     times = np.array([_ns(record) for record in records])
 
     def errors(numbers: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
         bandwidth, latency, share = np.exp(numbers)
-        fitted = replace(level, bandwidth=bandwidth, latency_ns=latency, scatter_share=min(share, 1.0))
+        fitted = replace(
+            level, bandwidth=float(bandwidth), latency_ns=float(latency), scatter_share=float(min(share, 1))
+        )
         on = replace(machine, levels=(fitted,))
         return np.log([collective_ns(on, record["case"]) for record in records] / times)
 
-    found = least_squares(errors, np.log([1e9, 5e4, 0.9]), loss="soft_l1", bounds=(-np.inf, [np.inf, np.inf, 0.0]))
+    bounds = np.log([[1e3, 1.0, 0.01], [1e15, 1e12, 1.0]])
+    found = least_squares(errors, np.log([1e9, 5e4, 0.9]), loss="soft_l1", bounds=bounds)
     bandwidth, latency, share = map(float, np.exp(found.x))
     return replace(level, bandwidth=bandwidth, latency_ns=latency, scatter_share=min(share, 1.0))
 
@@ -163,6 +167,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
         return {"value": value, "source": f"{source}; {what}", **stated}
 
     (level,), device = machine.levels, machine.device
+    links_from = "fitted to measured collectives" if level.size > 1 else "not used by one rank"
     document: dict[str, Any] = {
         "name": machine.name,
         "collectives": machine.collectives,
@@ -170,16 +175,18 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             {
                 "name": level.name,
                 "size": given(level.size, "ranks of the profile"),
-                "bandwidth": given(round(level.bandwidth), "fitted to measured collectives", fitted),
-                "latency_ns": given(round(level.latency_ns), "fitted to measured collectives", fitted),
-                "scatter_share": given(round(level.scatter_share, 4), "fitted to measured collectives", fitted),
+                "bandwidth": given(round(level.bandwidth), links_from, fitted),
+                "latency_ns": given(round(level.latency_ns), links_from, fitted),
+                "scatter_share": given(round(level.scatter_share, 4), links_from, fitted),
             }
         ],
         "device": {
             "name": device.name,
             "memory_bytes": given(device.memory_bytes, "read; a rank's share"),
             "reserved_bytes": given(
-                device.reserved_bytes, "a rank without a model, measured, and a tenth for the system"
+                device.reserved_bytes,
+                "a rank without a model, measured"
+                + (", and a tenth for the system" if machine.collectives == "gloo" else ""),
             ),
             "memory_bandwidth": given(round(device.memory_bandwidth), "measured: an update of AdamW", spread),
             "peak": {
@@ -213,7 +220,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
 
 def _share(error: float) -> float:
     """An error that a machine file takes."""
-    return round(min(max(error, 0.01), 0.9), 3)
+    return round(min(max(float(error), 0.01), 0.9), 3)
 
 
 def _said(points: int, error: float | None) -> str:

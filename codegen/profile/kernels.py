@@ -34,9 +34,15 @@ class Kernel:
             "attributes": [[name, value] for name, value in self.node.attributes],
             "output": _tensor(self.node),
             "inputs": [_tensor(source) for source in self.sources],
-            "looked_up": (operator(self.node.op).looked_up(self.node, self.sources) or (None,))[0],
+            "rows": self.rows,
             "dtype": self.dtype,
         }
+
+    @property
+    def rows(self) -> int:
+        """The ids that may be looked up; 1 where nothing is."""
+        looked_up = operator(self.node.op).looked_up(self.node, self.sources)
+        return self.sources[looked_up[0]].shape[int(self.node.get("dim") or 0)] if looked_up else 1
 
     def counted(self) -> dict[str, Any]:
         """What the cost model counts for it, by phase."""
@@ -50,7 +56,7 @@ def kernels_of(plan: Plan) -> Iterator[Kernel]:
     """
     for part in plan.parts:
         for mesh in (part, *part.ranges.values()):
-            pricing = _Listing(mesh, 0, 0, delays_messages=False, whole=part)
+            pricing = _Listing(mesh, part)
             pricing.run()
             yield from pricing.found
 
@@ -63,9 +69,14 @@ def distinct(kernels: Iterable[Kernel]) -> list[Kernel]:
 class _Listing(Pricing):
     """A price that keeps what it counts for kernels."""
 
+    def __init__(self, plan: Plan, whole: Plan) -> None:
+        super().__init__(plan, 0, 0, delays_messages=False, whole=whole)
+        self.found: list[Kernel] = []
+        self.counts: dict[str, Counted] = {}
+
     def kernels(self, index: int, output_bytes: int, at: int) -> None:
         """Price an operator, and keep it with what is counted for its kernels."""
-        self.counts: dict[str, Counted] = {}
+        self.counts = {}
         super().kernels(index, output_bytes, at)
         node, choice = self.graph.nodes[index], self.choice(index)
         plain = not (is_random(node) and node.op != "dropout") and not self.exchanges(index) and not self.handed(index)
@@ -74,12 +85,6 @@ class _Listing(Pricing):
             own = replace(self.local(index, choice.output), inputs=tuple(range(len(node.inputs))))
             dtype = self.precision.compute
             self.found.append(Kernel(own, tuple(sources), dtype, self.counts["forward"], self.counts.get("backward")))
-
-    @property
-    def found(self) -> list[Kernel]:
-        """The kernels so far."""
-        found: list[Kernel] = self.__dict__.setdefault("_found", [])
-        return found
 
     def kernel(self, flops: float, traffic: float, kernels: int = 1, of: tuple[Node, str] | None = None) -> int:
         """Price a kernel, and keep what is counted for it."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from ...model.errors import PartitaError
 from ...solvers.executors import usable_cores
 
-NVLINK = re.compile(r"NV\d+")
+VERSION = 1
+"""Of what is measured, and how: raised where that changes."""
 TOPOLOGY_SECONDS = 30
 
 
@@ -30,9 +31,9 @@ class Local:
     memory_bytes: int
     links: tuple[str, ...] = ()
 
-    def key(self, ranks: int) -> bytes:
-        """Names this machine, used by so many ranks, among measurements."""
-        parts = (self.device, self.name, self.devices, ranks, version("torch"), usable_cores())
+    def key(self, ranks: int, threads: int) -> bytes:
+        """Names this machine, used by so many ranks of so many threads, among measurements."""
+        parts = (VERSION, self.device, self.name, self.devices, ranks, threads, version("torch"), usable_cores())
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def described(self, ranks: int) -> str:
@@ -91,7 +92,7 @@ def links_of(matrix: str) -> tuple[str, ...]:
     NV4: four NVLinks; PIX, PXB, PHB, NODE, SYS: over PCIe, ever further away.
     """
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", matrix).splitlines()]
-    gpus = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > 1 and row[1] != "GPU1"]
+    gpus = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]  # the header has no X
     return tuple(" ".join(row[1 : len(gpus) + 1]) for row in gpus)
 
 

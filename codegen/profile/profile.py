@@ -9,20 +9,22 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...formulation.parallelism import Parallelism
+from ...formulation.placement.placement import divisors
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
-from ...model.files import kept_folder, write_atomically
+from ...model.files import check_file_writable, check_writable, kept_folder, make_folder, write_atomically
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine, local_file
 from ...model.training import Training
 from ...solvers.budget import Budget
 from ...solvers.cache.store import Record, Store
-from ...solvers.executors import Serial
+from ...solvers.executors import Serial, usable_cores
 from ..plan.plan import Plan
 from ..planner.context import Context, Tell
 from ..planner.plan_graph import plan_graph
@@ -34,7 +36,8 @@ from .local import Local, local
 from .request import ProfileRequest
 
 FOLDER = "profile"
-ELEMENTS = (1 << 18, 1 << 20, 1 << 22)
+ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
+SECONDS_EACH = 0.5
 PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 DTYPES = ("float32", "bfloat16", "float64", "float16")
@@ -51,36 +54,51 @@ def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | No
     ranks = request.ranks or here.devices
     if here.device == "cuda" and ranks > here.devices:
         raise PartitaError(f"--ranks {ranks}: this machine has {here.devices} GPUs")
+    path = output or local_file(ranks, missing=True)
+    make_folder(path.parent)
+    check_file_writable(path)
     plans: Iterable[Plan] = ()
     if request.model is not None:
         tell(f"planning {request.model} on {ranks} ranks in several ways")
         plans = _plans(request, ranks)
-    records, measured = measure(here, ranks, plans, again=request.again, tell=tell)
+    threads = usable_cores() if ranks == 1 and here.device == "cpu" else 1
+    records, measured = measure(here, ranks, plans, threads=threads, again=request.again, tell=tell)
     machine = fit.machine_of(here, ranks, records.values())
-    path = output or local_file(ranks, missing=True)
     what = f"{here.described(ranks)}, {datetime.date.today().isoformat()}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, fit.machine_yaml(machine, records.values(), what, here.links))
+    text = fit.machine_yaml(machine, records.values(), what, here.links[:ranks])
+    with tempfile.TemporaryDirectory(prefix="partita-profile-") as scratch:
+        trial = Path(scratch) / "machine.yaml"
+        trial.write_text(text)
+        Machine.load(trial)  # a file that is refused replaces no other
+    write_atomically(path, text)
     return _result(machine, path, records, measured)
 
 
 def measure(
-    here: Local, ranks: int, plans: Iterable[Plan], *, again: bool = False, tell: Tell
+    here: Local, ranks: int, plans: Iterable[Plan], *, threads: int = 1, again: bool = False, tell: Tell
 ) -> tuple[Mapping[str, Record], int]:
-    """Measure the machine and the kernels of plans for it: all that is known of it, and how much of that is new."""
-    folder, key = kept_folder() / FOLDER, here.key(ranks)
-    cases = {_part(case): case for case in _device_cases(ranks)}
+    """Measure the machine and the kernels of plans for it: all that is known of it, and how much of that is new.
+
+    `threads`: of a rank on a CPU, as torchrun sets them: 1 unless it is alone.
+    """
+    folder, key = kept_folder() / FOLDER, here.key(ranks, threads)
+    make_folder(folder)
+    check_writable(folder)
+    cases = {_part(case): case for case in _device_cases(ranks, here.device)}
     kernels = distinct(kernel for plan in plans for kernel in kernels_of(plan))
     cases |= {_part(case): case for case in map(_operator_case, kernels)}
     store = Store(folder)
     known = {} if again else store.read(key)
+    known = {part: record for part, record in known.items() if record["times"] or record["case"]["what"] == "operator"}
     wanted = [(part, case) for part, case in cases.items() if part not in known]
-    tell(f"{len(wanted)} of {len(cases)} things to measure on {here.described(ranks)}")
+    about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
+    tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
     if wanted:
-        _run(wanted, here, ranks, folder, key)
+        _run(wanted, here, ranks, folder, (key, threads))
     records = Store(folder).read(key)
     store.close()
-    return records, len(wanted)
+    # What the cost model counts for a kernel today, not when it was measured.
+    return {part: {**record, "case": cases.get(part, record["case"])} for part, record in records.items()}, len(wanted)
 
 
 def _result(machine: Machine, path: Path, records: Mapping[str, Record], measured: int) -> dict[str, Any]:
@@ -113,15 +131,14 @@ def _part(case: Mapping[str, Any]) -> str:
 # What is measured
 
 
-def _device_cases(ranks: int) -> Iterator[dict[str, Any]]:
+def _device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
+    yield {"what": "resting"}  # before anything else takes memory
     for dtype in DTYPES:
         yield {"what": "product", "dtype": dtype}
-    for elements in ELEMENTS:
-        yield {"what": "update", "elements": elements}
+    yield {"what": "update", "elements": ELEMENTS[device]}
     yield {"what": "launch"}
     yield {"what": "host_copy", "bytes": 1 << 24}
-    yield {"what": "resting"}
-    for group in (size for size in range(2, ranks + 1) if ranks % size == 0):
+    for group in sorted(divisors(ranks))[1:]:
         for kind in KINDS:
             for payload in PAYLOADS:
                 yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
@@ -145,8 +162,8 @@ def _plans(request: ProfileRequest, ranks: int) -> Iterator[Plan]:
 def plans_of(graph: PCG, training: Training, machine: Machine, context: Context) -> Iterator[Plan]:
     """A plan for every product of sizes of parallelism that the model allows."""
     budget, ranks, found = Budget(executor=Serial(), gap=0.1), machine.devices, 0
-    refused: PartitaError | None = None
-    for stages, tp in ((s, t) for s in _divisors(ranks) for t in _divisors(ranks // s)):
+    refused = PartitaError(f"a batch of {training.batch} cannot be divided among {ranks} ranks")
+    for stages, tp in ((s, t) for s in divisors(ranks) for t in divisors(ranks // s)):
         for micro_batches in (1, 2, 4) if stages == 1 else (stages, 2 * stages):
             dp = ranks // stages // tp
             if training.batch % (dp * micro_batches):
@@ -164,23 +181,23 @@ def plans_of(graph: PCG, training: Training, machine: Machine, context: Context)
                 found += 1
             except PartitaError as error:  # a model that cannot be split so
                 refused = error
-    if not found and refused is not None:
+    if not found:
         raise refused
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 # Measuring
 
 
-def _run(wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, key: bytes) -> None:
-    """Run the ranks. Raises PartitaError with what they printed."""
+def _run(
+    wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, at: tuple[bytes, int]
+) -> None:
+    """Run the ranks; `at`: the key of their results, and threads of each. PartitaError: one failed; its last words."""
+    key, threads = at
     job = {"device": here.device, "store": str(folder), "key": key.hex(), "cases": list(wanted)}
-    environment = {} if here.device == "cpu" else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-    if here.device == "cuda" and not environment["CUDA_VISIBLE_DEVICES"]:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    if here.device == "cuda":
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        environment["CUDA_VISIBLE_DEVICES"] = given or ",".join(map(str, range(ranks)))
     with tempfile.TemporaryDirectory(prefix="partita-profile-") as scratch:
         path = Path(scratch) / "job.json"
         path.write_text(json.dumps(job))

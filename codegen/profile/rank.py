@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model.errors import PartitaError
+from ...formulation.placement.placement import divisors
 from ...model.graph.interpreter import computed
 from ...model.graph.pcg import Node
+from ...model.operators.operator import operator
 from ...solvers.cache.store import Store
 from .timing import Timing, timed
 
@@ -47,13 +49,10 @@ def main(path: Path) -> None:
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     rank = dist.get_rank()
     store = Store(Path(job["store"])) if rank == 0 else None
-    groups = {size: _groups(size) for size in _divisors(dist.get_world_size())}
+    groups = {size: _groups(size) for size in divisors(dist.get_world_size()) if size > 1}
     for number, (part, case) in enumerate(job["cases"]):
-        failed = ""
-        try:
-            found = MEASURES[case["what"]](case, device, groups)
-        except (RuntimeError, ValueError, TypeError, IndexError, PartitaError) as error:  # an operator that cannot
-            found, failed = {}, f"{type(error).__name__}: {error}"[:500]  # ... be run by itself
+        failed = _failure(case, device) if case["what"] == "operator" else ""
+        found = {} if failed else MEASURES[case["what"]](case, device, groups)
         if store is not None:
             record = {"case": case, "times": {name: list(time) for name, time in found.items()}, "failed": failed}
             store.write(bytes.fromhex(job["key"]), part, record)
@@ -63,10 +62,6 @@ def main(path: Path) -> None:
         store.close()
     sys.stdout.flush()
     os._exit(0)  # threads of the backend may abort an interpreter that ends on its own
-
-
-def _divisors(ranks: int) -> list[int]:
-    return [size for size in range(2, ranks + 1) if ranks % size == 0]
 
 
 def _groups(size: int) -> Any:
@@ -83,29 +78,34 @@ def _groups(size: int) -> Any:
 # Operators
 
 
+def _failure(case: Mapping[str, Any], device: str) -> str:
+    """Why an operator cannot be run by itself on some rank: every rank tries it once, before any times it."""
+    words = ""
+    try:
+        made = _Operation(case)
+        inputs = made.inputs(device, 0)
+        output = made.run(inputs)
+        if made.leaves(inputs):
+            torch.autograd.grad(output, made.leaves(inputs), torch.ones_like(output), allow_unused=True)
+    except Exception as error:  # whatever it is, the other ranks have to know
+        words = f"{type(error).__name__}: {error}"[:500]
+    failed = torch.tensor(float(bool(words)), device=device)
+    dist.all_reduce(failed)
+    return (words or "it failed on another rank") if failed else ""
+
+
 def _operator(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     """Forward and backward of an operator, each by itself."""
-    output = case["output"]
-    node = Node(
-        case["op"],
-        "",
-        tuple(range(len(case["inputs"]))),
-        tuple(output["shape"]),
-        output["dtype"],
-        attributes=tuple((name, _tuples(value)) for name, value in case["attributes"]),
-        gradient=output["gradient"],
-    )
-    dtype = getattr(torch, case["dtype"])
-    size = sum(_numel(given) for given in case["inputs"]) * dtype.itemsize
-    copies = [
-        _inputs(case, dtype, device, seed) for seed in range(min(max(COPIES_BYTES // max(size, 1), 1), MAX_COPIES))
-    ]
+    made = _Operation(case)
+    tensors = [*case["inputs"], case["output"]]
+    size = sum(prod(given["shape"]) for given in tensors) * made.dtype.itemsize
+    copies = [made.inputs(device, seed) for seed in range(min(max(COPIES_BYTES // max(size, 1), 1), MAX_COPIES))]
     turn = _Turn(copies)
     with torch.no_grad():
-        found = {"forward": timed(lambda: _run(node, turn.next()), device)}
-    if node.gradient and any(given["gradient"] for given in case["inputs"]):
-        made = [(_run(node, given), [x for x in given if x.requires_grad]) for given in copies]
-        ends = _Turn([(out, torch.ones_like(out), leaves) for out, leaves in made])
+        found = {"forward": timed(lambda: made.run(turn.next()), device)}
+    if made.leaves(copies[0]):
+        ran = [(made.run(given), made.leaves(given)) for given in copies]
+        ends = _Turn([(out, torch.ones_like(out), leaves) for out, leaves in ran])
 
         def backward() -> None:
             out, gradient, leaves = ends.next()
@@ -126,35 +126,57 @@ class _Turn:
         return self.values[self.at]
 
 
-def _run(node: Node, given: Sequence[Tensor]) -> Tensor:
-    if node.op == "dropout":
-        return F.dropout(given[0], node["p"])
-    return computed(node, given)
+class _Operation:
+    """An operator of a case, as the program computes it: the expression of its line, losses in 32 bits at least."""
 
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        output = case["output"]
+        self.case, self.dtype = case, getattr(torch, case["dtype"])
+        self.node = Node(
+            case["op"],
+            "",
+            tuple(range(len(case["inputs"]))),
+            tuple(output["shape"]),
+            output["dtype"],
+            attributes=tuple((name, _tuples(value)) for name, value in case["attributes"]),
+            gradient=output["gradient"],
+        )
+        entry, self.code = operator(case["op"]), None
+        if entry.emit:
+            dtype = case["dtype"] if output["dtype"] == "float32" else output["dtype"]
+            names = [f"x{place}" for place in self.node.inputs]
+            self.code = compile(entry.expression(self.node, names, f"torch.{dtype}"), "<operator>", "eval")
+        else:  # a loss, whose line depends on the plan
+            self.dtype = torch.promote_types(self.dtype, torch.float32)
 
-def _inputs(case: Mapping[str, Any], dtype: torch.dtype, device: str, seed: int) -> list[Tensor]:
-    """Random operands; ids count among the rows of the table that is looked up, other integers are 0 or 1."""
-    draw = torch.Generator().manual_seed(seed)
-    looked_up = case["looked_up"]
-    rows = 2 if looked_up is None else case["inputs"][looked_up]["shape"][0]
-    made = []
-    for given in case["inputs"]:
-        kind = getattr(torch, given["dtype"])
-        if kind == torch.bool:
-            made.append(torch.ones(given["shape"], dtype=kind, device=device))
-        elif not kind.is_floating_point:
-            made.append(torch.randint(rows, given["shape"], generator=draw, dtype=kind).to(device))
-        else:
-            value = torch.randn(given["shape"], generator=draw).to(dtype).to(device)
-            made.append(value.requires_grad_(bool(given["gradient"])))
-    return made
+    def run(self, given: Sequence[Tensor]) -> Tensor:
+        """The output; dropout is torch's own."""
+        if self.node.op == "dropout":
+            return F.dropout(given[0], self.node["p"])
+        if self.code is None:
+            return computed(self.node, given)
+        operands = {f"x{place}": tensor for place, tensor in enumerate(given)}
+        value: Tensor = eval(self.code, {"torch": torch, "F": F}, operands)
+        return value
 
+    def leaves(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The operands whose gradients backward computes."""
+        return [x for x in given if x.requires_grad] if self.node.gradient else []
 
-def _numel(given: Mapping[str, Any]) -> int:
-    count = 1
-    for size in given["shape"]:
-        count *= size
-    return count
+    def inputs(self, device: str, seed: int) -> list[Tensor]:
+        """Random operands; ids count among the rows that are looked up, other integers are 0."""
+        draw = torch.Generator().manual_seed(seed)
+        made = []
+        for given in self.case["inputs"]:
+            kind = getattr(torch, given["dtype"])
+            if kind == torch.bool:
+                made.append(torch.ones(given["shape"], dtype=kind, device=device))
+            elif not kind.is_floating_point:
+                made.append(torch.randint(self.case["rows"], given["shape"], generator=draw, dtype=kind).to(device))
+            else:
+                value = torch.randn(given["shape"], generator=draw).to(self.dtype).to(device)
+                made.append(value.requires_grad_(bool(given["gradient"])))
+        return made
 
 
 def _tuples(value: Any) -> Any:
@@ -199,7 +221,7 @@ def _product(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     """Products of square matrices, ever larger while they are quick; by their size."""
     found: Measured = {}
     for size in SIZES:
-        one = torch.ones(size, size, dtype=getattr(torch, case["dtype"]), device=device)
+        one = torch.randn(size, size, device=device).to(getattr(torch, case["dtype"]))
         found[str(size)] = timed(lambda one=one: one @ one, device)  # type: ignore[misc]
         if found[str(size)].ns > SLOW_NS:
             break
@@ -228,9 +250,10 @@ def _host_copy(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
 
 
 def _resting(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
-    """Bytes (in place of ns) that a rank holds before it has a model."""
+    """What a rank holds before it has a model: bytes, in the place of ns."""
     dist.all_reduce(torch.zeros(1 << 20, device=device))
     if device == "cuda":
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return {"call": Timing(float(total - free), 0.0)}
     return {"call": Timing(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, 0.0)}

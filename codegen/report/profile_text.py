@@ -8,7 +8,7 @@ def profile_text(result: Mapping[str, Any]) -> str:
     """Lines for a terminal."""
     peaks = ", ".join(f"{rate / 1e9:,.1f} in {dtype}" for dtype, rate in result["peak"].items())
     lines = [
-        f"{result['measured']} things measured, {result['known']} known; windows differ by {result['spread']:.1%}.",
+        f"{result['measured']} measurements made, {result['known']} in all; repeats differ by {result['spread']:.1%}.",
         "",
         f"products       {peaks} GFLOP/s",
         f"memory         {result['memory_bandwidth'] / 1e9:,.2f} GB/s, as an update of AdamW moves it",

@@ -92,7 +92,7 @@ TableSpreader: TypeAlias = Callable[[tuple[int, ...], int, int, int], TableSprea
 
 
 def row_columns(device: Device, precision: Precision, sparse: bool) -> int:
-    """The columns that a look-up moves at least, those of a transaction; `sparse` tables are read as they are stored."""
+    """The columns that a look-up moves at least, those of a transaction; `sparse` tables are read as stored."""
     return -(-device.transaction_bytes // ITEMSIZE[precision.master if sparse else precision.compute])
 
 

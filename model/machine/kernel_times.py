@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 PHASES = ("forward", "backward")
+MOST_NS = 1e15  # twelve days
 _POWER = 3  # of the squared distance: a point twice as far weighs a 64th
 _HERE = 1e-9  # squared distance at which a measured point decides alone
 _BLOCK = 1 << 20  # distances in memory at once
@@ -57,7 +58,7 @@ class KernelTimes:
         if not self.points:
             raise ValueError(f"kernel times of {self.op} without points")
         for point in self.points:
-            if len(point) != 4 or min(point[:3]) < 0 or point[3] <= 0:
+            if len(point) != 4 or min(point[:3]) < 0 or not sum(point[:3]) or not 0 < point[3] <= MOST_NS:
                 raise ValueError(f"{list(point)!r:.60} is no point of kernel times: FLOPs, bytes, kernels, ns")
 
 

@@ -377,6 +377,19 @@ def _level(data: Any) -> Level:
     )
 
 
+def _kernels(data: Any) -> tuple[KernelTimes, ...]:
+    found = tuple(map(KernelTimes.from_json, data.get("kernels", ())))
+    known = set[tuple[str, ...]]()
+    for times in found:
+        of = times.op, times.dtype, times.phase
+        if of in known:
+            raise ValueError(f"kernel times of {' '.join(of)} are listed twice")
+        if times.dtype not in data["peak"]:
+            raise ValueError(f"kernel times of {' '.join(of)}, but the device has no peak for {times.dtype}")
+        known.add(of)
+    return found
+
+
 def _device(data: Any) -> Device:
     return Device(
         name=title(data["name"]),
@@ -390,6 +403,6 @@ def _device(data: Any) -> Device:
         host_ns=whole(number(data.get("host_ns", 0))),
         step_ns=whole(number(data.get("step_ns", 0))),
         attention_efficiency=rate(data["attention_efficiency"]) if "attention_efficiency" in data else None,
-        kernels=tuple(map(KernelTimes.from_json, data.get("kernels", ()))),
+        kernels=_kernels(data),
         transaction_bytes=whole(rate(data.get("transaction_bytes", 1))),
     )

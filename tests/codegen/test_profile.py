@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,37 @@ def test_kernels_have_local_shapes_and_what_the_model_counts(plan: Plan) -> None
     assert len(distinct(kernels)) < len(kernels)  # layers are alike
 
 
+def test_operators_are_run_as_the_program_runs_them(plan: Plan, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as the reference computes them, which writes attention out."""
+    called: list[str] = []
+    for name in ("scaled_dot_product_attention", "embedding"):
+        own = getattr(torch.nn.functional, name)
+        monkeypatch.setattr(
+            torch.nn.functional, name, lambda *a, own=own, name=name, **k: (called.append(name), own(*a, **k))[1]
+        )
+    for kernel in distinct(kernels_of(plan)):
+        if kernel.node.op in ("attention", "embedding"):
+            case = json.loads(json.dumps(kernel.case()))
+            called.clear()
+            rank.MEASURES["operator"](case, "cpu", {})
+            assert called, kernel.node.op
+
+
+def test_an_operator_that_cannot_run_is_told(alone: None) -> None:
+    tensor = {"shape": [2, 3], "dtype": "float32", "gradient": True}
+    case = {
+        "op": "matmul",
+        "attributes": [],
+        "inputs": [tensor, tensor],
+        "output": tensor,
+        "dtype": "float32",
+        "rows": 1,
+    }
+    assert "RuntimeError" in rank._failure(case, "cpu")
+    case["inputs"] = [tensor, {**tensor, "shape": [3, 3]}]
+    assert rank._failure(case, "cpu") == ""
+
+
 def test_all_that_is_listed_is_timed(plan: Plan, alone: None) -> None:
     for kernel in distinct(kernels_of(plan)):
         case = json.loads(json.dumps(kernel.case()))
@@ -87,8 +119,8 @@ def test_the_device_is_timed(what: str, alone: None, monkeypatch: pytest.MonkeyP
 # What is fitted
 
 
-def records(machine: Machine, ranks: int) -> list[dict[str, Any]]:
-    """What a machine would measure of itself, if the cost model were right."""
+def records(machine: Machine, ranks: int, spread: float = 0.0) -> list[dict[str, Any]]:
+    """What a machine would measure of itself, if the cost model were right but for noise of collectives."""
 
     def time(case: dict[str, Any]) -> dict[str, list[float]]:
         device = machine.device
@@ -103,9 +135,10 @@ def records(machine: Machine, ranks: int) -> list[dict[str, Any]]:
                 return {"call": [case["bytes"] / (device.host_bandwidth or 1) * 1e9, 0.0]}
             case "resting":
                 return {"call": [float(device.reserved_bytes), 0.0]}
-        return {"call": [fit.collective_ns(machine, case), 0.0]}
+        return {"call": [fit.collective_ns(machine, case) * noise.uniform(1 - spread, 1 + spread), spread]}
 
-    return [{"case": case, "times": time(case), "failed": ""} for case in profile._device_cases(ranks)]
+    noise = random.Random(0)
+    return [{"case": case, "times": time(case), "failed": ""} for case in profile._device_cases(ranks, "cpu")]
 
 
 def test_the_fit_recovers_the_machine_that_was_measured() -> None:
@@ -137,11 +170,11 @@ def test_a_plan_is_priced_by_what_was_measured_of_its_kernels(plan: Plan, tmp_pa
         for n, case in enumerate(cases)
     ]
     measured = [{"case": c, "times": t, "failed": ""} for c, t in zip(cases, times, strict=True)]
-    known = [*records(Machine.load("cpu", nodes=2), 2), *measured]
+    known = [*records(Machine.load("cpu", nodes=2), 2, spread=0.2), *measured]
     machine = fit.machine_of(HERE, 2, known)
     (tmp_path / "own.yaml").write_text(fit.machine_yaml(machine, known, "a test"))
     read = Machine.load(tmp_path / "own.yaml")
-    assert uncertain(read)["levels.0.bandwidth"] < 0.2  # stated; of kernels there is none
+    assert 0.01 < uncertain(read)["levels.0.bandwidth"] < 0.2  # stated; of kernels there is none
     assert not any("kernels" in path for path in uncertain(read))
     assert read.device.kernels == machine.device.kernels and read.collectives == "gloo"
 
@@ -183,6 +216,9 @@ def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tm
         asked.append(len(job["cases"]))
         done = job["cases"][: 7 if len(asked) == 1 else None]
         store = Store(Path(job["store"]))
+        if len(asked) == 1:  # a failure of the machine is not kept as a result
+            part, case = job["cases"][7]
+            store.write(bytes.fromhex(job["key"]), part, {"case": case, "times": {}, "failed": "Connection reset"})
         for part, case in done:
             store.write(bytes.fromhex(job["key"]), part, measured[json.dumps(case)])
         if len(asked) == 1:
@@ -195,7 +231,7 @@ def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tm
     code, out, _ = partita("profile", "--ranks", "2", "--device", "cpu", "--json")
     assert code == 0 and json.loads(out)["measured"] == asked[1] == asked[0] - 7
     code, out, _ = partita("profile", "--ranks", "2", "--device", "cpu")
-    assert code == 0 and len(asked) == 2 and out.startswith("0 things measured")
+    assert code == 0 and len(asked) == 2 and out.startswith("0 measurements made")
     assert Machine.load("local").devices == Machine.load("local", nodes=2).devices == 2
     code, _, err = partita("plan", "mlp", "--small", "--machine", "local", "--nodes", "3")
     assert code == 2 and "run partita profile --ranks 3" in err
@@ -207,6 +243,8 @@ def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tm
         (("--ranks", "0"), "--ranks 0"),
         (("--device", "tpu"), "cpu or cuda"),
         (("nothing-such",), "nothing-such"),
+        (("-o", "/proc/none/x.yaml"), "/proc/none"),
+        (("-o", "/tmp"), "it is a folder"),
     ],
 )
 def test_bad_requests(
@@ -223,6 +261,9 @@ def test_a_profile_needs_a_folder(partita: Run, monkeypatch: pytest.MonkeyPatch)
     assert code == 2 and "set PARTITA_CACHE" in err
     code, _, err = partita("plan", "mlp", "--small", "--machine", "local")
     assert code == 2 and "set PARTITA_CACHE" in err
+    monkeypatch.setenv("PARTITA_CACHE", "/dev/null/x")
+    code, _, err = partita("profile", "--device", "cpu")
+    assert code == 2 and "/dev/null" in err and "Traceback" not in err
 
 
 @exhaustive
@@ -254,3 +295,4 @@ def test_links_are_read_from_nvidia_smi() -> None:
     assert not joined_alike(links_of(TOPOLOGY))
     assert joined_alike(links_of(TOPOLOGY.replace("PHB", "NV4")))
     assert links_of("no GPU here") == ()
+    assert links_of("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-15\nNIC0\tPIX\t X \n") == ("X",)

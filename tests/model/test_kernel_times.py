@@ -107,6 +107,8 @@ def test_a_machine_file_has_them(tmp_path: Path) -> None:
         ('["1 2 3 x"]', "forward", "four numbers"),
         ("[]", "forward", "at least 1 item"),
         ('["1 2 3 0"]', "forward", "no point"),
+        ('["0 0 0 5"]', "forward", "no point"),
+        ('["1 1 0 1e29"]', "forward", "no point"),
         ('["1 2 -3 4"]', "forward", "not a number of 0 or more"),
         ('["1 nan 3 4"]', "forward", "not a number of 0 or more"),
         (LINES, "sideways", "no phase"),
@@ -116,3 +118,11 @@ def test_wrong_points_are_refused(tmp_path: Path, points: str, phase: str, words
     with pytest.raises(PartitaError, match=words) as caught:
         Machine.load(written(tmp_path, points, phase))
     assert "own.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tables_are_of_known_dtypes_and_listed_once() -> None:
+    data = CPU.to_json()
+    table = KernelTimes(*OF, ((1.0, 1.0, 1.0, 5.0),)).to_json()
+    for kernels, words in (([table, table], "twice"), ([table | {"dtype": "float8"}], "no peak for float8")):
+        with pytest.raises(ValueError, match=words):
+            Machine.from_json(data | {"device": data["device"] | {"kernels": kernels}})
