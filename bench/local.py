@@ -93,7 +93,7 @@ class Case:
     ranks: int
     configurations: tuple[Configuration, ...]
     samples: int = 8
-    rounds: int = 5
+    rounds: int = 7
     steps: int = 1
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...model.errors import PartitaError
 from ...solvers.executors import usable_cores
 
-VERSION = 1
+VERSION = 2
 """Of what is measured, and how: raised where that changes."""
 TOPOLOGY_SECONDS = 30
 

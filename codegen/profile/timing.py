@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-WINDOW_S = 0.02
-"""Seconds of calls in a row, so that a scheduler's time slices even out."""
+WINDOW_S = 0.03
+"""Seconds of calls in a row, if they are so many: a scheduler's time slices even out."""
 WINDOWS = 7
 MAX_CALLS = 2000
 SLOW_S = 0.2
@@ -20,35 +20,36 @@ SLOW_S = 0.2
 
 
 class Timing(NamedTuple):
-    """ns of a call: the median over windows, the mean over ranks; `spread`: median absolute deviation / median."""
+    """ns of a call, the median over windows; `spread`: median absolute deviation / median."""
 
     ns: float
     spread: float
 
 
 def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
-    """Time a call that every rank makes at the same time; ranks begin each window together."""
+    """Time a call that every rank makes at the same time; ranks begin each window together.
+
+    A window ends when the last rank is done: ranks that share cores run one before the other, and a step waits for all.
+    """
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
 
-    def window(calls: int) -> float:
-        dist.barrier()
-        start = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        wait()
-        return (time.perf_counter_ns() - start) / calls
+    def windows(count: int, calls: int) -> list[float]:
+        ends = torch.empty(2, count, dtype=torch.float64)  # the clock is that of the computer
+        for number in range(count):
+            dist.barrier()
+            ends[0, number] = -time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            wait()
+            ends[1, number] = time.perf_counter_ns()
+        last = ends.to(device)
+        dist.all_reduce(last, dist.ReduceOp.MAX)
+        found: list[float] = (last.sum(0) / calls).tolist()
+        return found
 
-    once = _mean(window(1), device)  # also warms up
-    once = once if once > SLOW_S * 1e9 else _mean(window(2), device)
+    (once,) = windows(1, 1)  # also warms up
+    once = once if once > SLOW_S * 1e9 else windows(1, 2)[0]
     calls = min(max(ceil(WINDOW_S * 1e9 / once), 1), MAX_CALLS)
-    found = [window(calls) for _ in range(WINDOWS if once < SLOW_S * 1e9 else 3)]
+    found = windows(WINDOWS if once < SLOW_S * 1e9 else 3, calls)
     middle = median(found)
-    deviation = median(abs(x - middle) for x in found)
-    return Timing(_mean(middle, device), deviation / middle)
-
-
-def _mean(value: float, device: str) -> float:
-    """The mean over the ranks, the same on all of them."""
-    total = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    return float(total) / dist.get_world_size()
+    return Timing(middle, median(abs(x - middle) for x in found) / middle)

@@ -26,7 +26,7 @@ class MachineChoice:
         metadata=option(str, "A machine's name, or its YAML file; of `plan` several, joined by commas: their worst."),
     )
     nodes: int | None = field(
-        default=None, metadata=option(int, "Number of the machine's nodes; of `cpu`, number of ranks.")
+        default=None, metadata=option(int, "Number of the machine's nodes; of `cpu` and `local`, ranks.")
     )
     hierarchy: tuple[int, ...] | None = field(
         default=None,
