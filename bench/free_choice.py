@@ -8,8 +8,8 @@ so much that it would fit if its memory were underestimated as much as that of a
 
     ratio      the planned step's predicted seconds by the measured ones of the fastest run
     best_ratio the same of the fastest run's own configuration, as predicted
-    worst_gib  the plan's memory times the largest ratio of measured to predicted memory among runs of tier A
-    of_gib     what the device has, its reserve left out
+    memory_gib the plan's memory
+    limit_gib  the most that it may need: what the device has, its reserve left out, by the error of memory
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -87,8 +87,8 @@ def _row(best: Run, of_best: Row, error: float, plan: Callable[[Run, float], Pla
     row: Row = {
         **{"group": f"{best.model}, {best.devices} GPUs", "plan": None, "planned_s": None, "gap": None},
         **{"ratio": None, "fastest run": best.name.removeprefix(f"{best.model} "), "measured_s": measured},
-        **{"best_ratio": of_best["predicted_s"] / measured, "memory_gib": None, "worst_gib": None},
-        "of_gib": capacity / GIB,
+        **{"best_ratio": of_best["predicted_s"] / measured, "memory_gib": None},
+        "limit_gib": capacity / error / GIB,
     }
     try:
         made = plan(best, error)
@@ -97,7 +97,7 @@ def _row(best: Run, of_best: Row, error: float, plan: Callable[[Run, float], Pla
     seconds, memory = made.report["objective_ns"] / 1e9, made.report["memory_bytes"] / GIB
     return row | {
         **{"plan": sizes(made), "planned_s": seconds, "gap": made.report["gap"], "ratio": seconds / measured},
-        **{"memory_gib": memory, "worst_gib": memory * error},
+        "memory_gib": memory,
         "verdict": verdict(seconds, of_best["predicted_s"], measured, fits=of_best["fits"]),
     }
 
@@ -119,15 +119,12 @@ def verdict(planned_s: float, best_s: float, measured_s: float, fits: bool) -> s
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """How many choices are at least as fast, and how many fit with the error of memory."""
+    """How many choices are at least as fast, slower, and not comparable."""
     return [
         {
             "groups": len(rows),
             "at least as fast": sum(row["verdict"] == "at least as fast" for row in rows),
             "slower": sum(row["verdict"] == "slower" for row in rows),
             "not comparable": sum(row["verdict"].startswith("not") for row in rows),
-            "fit with the error of memory": sum(
-                row["worst_gib"] is not None and row["worst_gib"] <= row["of_gib"] for row in rows
-            ),
         }
     ]
