@@ -74,7 +74,11 @@ def test_verdicts() -> None:
     assert verdict(1.0, 1.3, 1.0, fits=True) == "at least as fast"
     assert verdict(1.2, 1.3, 1.0, fits=True) == "not comparable: the run itself is predicted +30.0%"
     assert verdict(1.4, 1.3, 1.0, fits=False) == "not comparable: the run is predicted not to fit"
-    assert verdict(1.4, 1.3, 1.0, fits=True) == "slower"
+    assert verdict(1.4, 1.3, 1.0, fits=True) == "slower than the run's own prediction, by 7.7%"
+    assert verdict(0.99, 0.9, 1.0, fits=True) == "slower than the run's own prediction, by 10.0%"
+    assert verdict(0.91, 0.9, 1.0, fits=True) == "at least as fast"
+    verdicts = ("at least as fast", "slower than the run's own prediction, by 7.7%", "not comparable: x")
+    assert list(summary([{"verdict": one} for one in verdicts])[0].values()) == [3, 1, 1, 1]
 
 
 def test_the_error_of_memory_is_that_of_tier_a() -> None:
