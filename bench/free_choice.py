@@ -4,7 +4,9 @@ A group is a model on a number of GPUs; of each model in the file the smallest, 
 measured runs or more. The planner decides all that it can: meshes, layouts, how weights are stored, micro-batches,
 pipelines and recomputation, in compiled programs that overlap, within `GAP` of the optimum or `LIMIT_S` seconds. States
 stay on the device. The batch, the precision and the machine are those of the runs, but for its memory: a plan may use
-so much that it would fit if its memory were underestimated as much as that of any run of tier A.
+so much that it would fit if its memory were underestimated as much as that of any run of tier A that is predicted too.
+That error is of nanotron's program, whose memory has fitted constants (`first_rank`); what the planner's own program
+needs was not measured, and the error is only taken to be no larger. Without such runs nothing is planned.
 
     ratio      the planned step's predicted seconds by the measured ones of the fastest run
     best_ratio the same of the fastest run's own configuration, as predicted
@@ -49,10 +51,13 @@ def groups(runs: Iterable[Run]) -> list[list[Run]]:
     return picked
 
 
-def memory_error(rows: Iterable[Row]) -> float:
-    """The largest ratio of measured to predicted memory of tier A's runs; at least 1."""
+def memory_error(rows: Iterable[Row]) -> float | None:
+    """The largest ratio of measured to predicted memory of tier A's runs, at least 1; None without such runs.
+
+    Of the program that ran (`first_rank_bytes`), not of the planner's own; and of the runs given, so of those chosen.
+    """
     known = [row for row in rows if row["tier"] == "A" and row["measured_gib"] is not None]
-    return max([1.0, *(float(row["measured_gib"] / row["predicted_gib"]) for row in known)])
+    return max([1.0, *(float(row["measured_gib"] / row["predicted_gib"]) for row in known)]) if known else None
 
 
 def compared(
@@ -81,15 +86,17 @@ def planned(case: Run, error: float) -> Plan:
     return plan_graph(captured(case.decoder), machine, training, space, budget, Context(emits=False))
 
 
-def _row(best: Run, of_best: Row, error: float, plan: Callable[[Run, float], Plan]) -> Row:
+def _row(best: Run, of_best: Row, error: float | None, plan: Callable[[Run, float], Plan]) -> Row:
     measured, capacity = best.seconds, Machine.load(best.machine).device.capacity_bytes
     assert measured is not None
     row: Row = {
         **{"group": f"{best.model}, {best.devices} GPUs", "plan": None, "planned_s": None, "gap": None},
         **{"ratio": None, "fastest run": best.name.removeprefix(f"{best.model} "), "measured_s": measured},
         **{"best_ratio": of_best["predicted_s"] / measured, "memory_gib": None},
-        "limit_gib": capacity / error / GIB,
+        "limit_gib": None if error is None else capacity / error / GIB,
     }
+    if error is None:
+        return row | {"verdict": "not comparable: no run of tier A says how far memory is off"}
     try:
         made = plan(best, error)
     except PartitaError as refusal:

@@ -70,6 +70,14 @@ def test_a_refusal_is_the_reason() -> None:
     assert found["verdict"] == "not comparable: does not fit" and found["plan"] is None
 
 
+def test_nothing_is_planned_without_an_error_of_memory() -> None:
+    (found,) = compared(
+        RUNS, [row(RUNS[0], 2.0, tier="B"), row(RUNS[1], 1.0, tier="B")], lambda _: None, cast("Any", None)
+    )
+    assert found["verdict"] == "not comparable: no run of tier A says how far memory is off"
+    assert found["plan"] is None and found["limit_gib"] is None and list(found)[-1] == "verdict"
+
+
 def test_verdicts() -> None:
     assert verdict(1.0, 1.3, 1.0, fits=True) == "at least as fast"
     assert verdict(1.2, 1.3, 1.0, fits=True) == "not comparable: the run itself is predicted +30.0%"
@@ -84,7 +92,8 @@ def test_verdicts() -> None:
 def test_the_error_of_memory_is_that_of_tier_a() -> None:
     rows = [row(RUNS[0], 1.0), row(RUNS[0], 1.0, tier="B", measured_gib=90.0), row(RUNS[0], 1.0, measured_gib=None)]
     assert memory_error(rows) == pytest.approx(1.2)
-    assert memory_error(rows[1:]) == memory_error([row(RUNS[0], 1.0, measured_gib=5.0)]) == 1.0
+    assert memory_error([row(RUNS[0], 1.0, measured_gib=5.0)]) == 1.0
+    assert memory_error(rows[1:]) is None
 
 
 def test_the_planner_has_the_memory_and_the_batch_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
