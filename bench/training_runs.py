@@ -64,7 +64,7 @@ def predict(only: Sequence[str], tell: Tell, runs: Iterable[Run], hold_out: bool
         for row, seconds in zip(rows, held_out(rows, steps), strict=True):
             others = [x for x in rows if x["model"] != row["model"] and x["measured_s"] is not None]
             row["held_out_s"] = seconds
-            row["constant_mfu_s"] = row["flops"] / _best_rate(others)[1] if others else None
+            row["constant_mfu_s"] = row["flops"] / best_rate(others)[1] if others else None
     return rows
 
 
@@ -228,10 +228,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 def constant_mfu_error(rows: Sequence[Row]) -> float | None:
     """The least median error of seconds that are proportional to the FLOPs of a device."""
-    return _best_rate(rows)[0] if rows else None
+    return best_rate(rows)[0] if rows else None
 
 
-def _best_rate(rows: Sequence[Row]) -> tuple[float, float]:
+def best_rate(rows: Sequence[Row]) -> tuple[float, float]:
     """The least median error of seconds that are proportional to FLOPs, and the FLOP/s with it."""
     rates = np.array([row["flops"] / row["measured_s"] for row in rows])
     return min((float(np.median(np.abs(rates / rate - 1))), float(rate)) for rate in rates)

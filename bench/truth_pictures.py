@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..model.files import make_folder, write_directory
+from .cases import Row
 from .profiles import MISSING
+from .training_runs import best_rate
 
-Row = Mapping[str, Any]
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """By series: (measured, predicted)."""
 
@@ -62,9 +63,8 @@ def errors(rows: Iterable[Row]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for source, own in sorted(sources.items()):
         found[f"{source}, predicted"] = sorted(abs(row["predicted_s"] / row["measured_s"] - 1) for row in own)
-        rates = np.array([row["flops"] / row["measured_s"] for row in own])
-        scaled = [np.sort(np.abs(rates / scale - 1)) for scale in rates]
-        found[f"{source}, constant MFU"] = min(scaled, key=np.median).tolist()
+        _, rate = best_rate(own)
+        found[f"{source}, constant MFU"] = sorted(abs(row["flops"] / row["measured_s"] / rate - 1) for row in own)
     return found
 
 
