@@ -80,8 +80,8 @@ def run(
     """
     if free and sweep is None:
         raise PartitaError("--free needs --sweep, whose groups it plans")
-    if held_out and sweep is None and megatron is None:
-        raise PartitaError("--held-out fits numbers to training runs: give --sweep FILE")
+    if held_out and sweep is None:
+        raise PartitaError("--held-out needs --sweep, whose models it holds out; --megatron always does so")
     rows: list[Row] = []
     named: tuple[tuple[Path | None, Callable[[Path], list[Run]]], ...] = (
         (sweep, sweep_runs),

@@ -159,8 +159,9 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         bench("truth", only=("nothing",))
     with pytest.raises(PartitaError, match="cannot read"):
         bench("truth", p2=tmp_path / "none.json")
-    with pytest.raises(PartitaError, match="--held-out fits numbers to training runs"):
-        bench("truth", held_out=True)
+    for megatron in (None, tmp_path / "none.json"):
+        with pytest.raises(PartitaError, match="--held-out needs --sweep"):
+            bench("truth", held_out=True, megatron=megatron)
 
 
 def test_systems_are_found_by_their_words() -> None:
