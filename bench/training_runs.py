@@ -43,7 +43,7 @@ from .published_runs import Decoder, Run
 
 WITHIN = 0.15
 LEAST_GROUP = 4
-HELD_OUT = ("held_out_mean_abs_error", "held_out_median_abs_error", "held_out_p90_abs_error")
+HELD_OUT = tuple(f"held_out_{kind}_abs_error" for kind in ("mean", "median", "p90", "max"))
 DROPOUT = 0.1
 """Megatron-LM's default, of attention's shares and of what each layer adds."""
 
@@ -208,7 +208,7 @@ def _held_out_errors(rows: Sequence[Row]) -> Row:
     return {
         f"{name}_{kind}_abs_error": of(own)
         for name, own in named.items()
-        for kind, of in (("mean", _mean), ("median", _median), ("p90", _p90))
+        for kind, of in (("mean", _mean), ("median", _median), ("p90", _p90), ("max", max))
         if known
     }
 

@@ -57,6 +57,8 @@ def test_errors_of_held_out_runs_stand_beside_the_others() -> None:
     found = totals([*known, row(1.0, 2.0, held_out_s=None, constant_mfu_s=None)])
     assert found["held_out_mean_abs_error"] == found["held_out_median_abs_error"] == pytest.approx(0.2)
     assert found["held_out_p90_abs_error"] == pytest.approx(0.28)
+    assert found["held_out_max_abs_error"] == pytest.approx(0.3)
+    assert found["held_out_constant_mfu_max_abs_error"] == pytest.approx(0.5)
     assert found["held_out_constant_mfu_mean_abs_error"] == pytest.approx(0.5)
 
 
