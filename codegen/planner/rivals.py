@@ -8,7 +8,8 @@ from ..plan.plan import Plan
 MOST = 4
 """The most rivals of a plan."""
 REACH = 2.0
-"""A rival takes at most this times the plan's step: no likely error of one number makes up for more."""
+"""A rival takes at most this times the plan's step: a slower one wins only where one number is wrong by half or
+more, or where the plan no longer fits."""
 ALIKE = 0.01
 """Plans whose parts of a step differ by at most this share are one: an error of 20 % moves them apart by 0.2 %."""
 

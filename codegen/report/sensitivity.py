@@ -82,7 +82,7 @@ def _used(plan: Plan) -> dict[str, float]:
 
 def sensitivity(plan: Plan, price: PlanPrice) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """A table of all moves that change the step if a rival wins for one of them, and a sentence in any case."""
-    if plan.report.get("status") is None or "machines" in plan.report:  # several machines say more than errors
+    if plan.report.get("status") is None or "machines" in plan.report:  # not shown for several machines
         return (), ()
     if not plan.rivals:
         return (), ("No plan of another kind is kept: how far the choice hangs on the machine's numbers is unknown.",)
@@ -90,7 +90,8 @@ def sensitivity(plan: Plan, price: PlanPrice) -> tuple[tuple[Table, ...], tuple[
     paths = {move.path: None for move in found if move.gain}
     if not paths:
         widest = _widest(plan, price, found)
-        return (), (f"Robust: no number of the machine, moved by its error, makes {_kept(count)} faster; {widest}.",)
+        gain = f"makes {_kept(count)} faster by {100 * LEAST:g} % or more"
+        return (), (f"Robust: no number of the machine, moved by its error, {gain}; {widest}.",)
     names = ", ".join(_label(plan, path) for path in paths)
     return (_table(plan, price, found),), (f"The choice hangs on {names}: see the table of sensitivity.",)
 
