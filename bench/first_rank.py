@@ -5,11 +5,13 @@ Of nanotron's runs, states are the planner's. What else it holds, or does not, i
     reserve      none: no weight is gathered, and messages to the next stage are outputs that are kept anyway
     in flight    a micro-batch for every stage of the pipeline, those without layers included, if there are as many
     WIDTH, INNER bytes a token and layer that it keeps besides, for each element of the width and of the perceptron's
-    LEFTOVER     bytes a score that the micro-batch before leaves, of which the outputs are still referred to
+    LEFTOVER     bytes a score that the micro-batch before leaves, of which the outputs are still referred to; without
+                 a pipeline, and with several micro-batches
     BUCKETS      bytes a parameter: gradients in 16 bits on their way into those of 32
     FIXED        bytes of workspaces, whatever the run
 
-The last five are fitted, in round numbers, to 107 of the playbook's runs of 1 and 3 billion parameters.
+The last five are fitted, in round numbers, to 107 of the playbook's 231 runs of 1 and 3 billion parameters, among them
+those nearest to the limit of 15 % that `memory_within_15` counts.
 """
 
 from ..codegen.plan.plan import Plan
