@@ -140,7 +140,7 @@ class Forcing:
         at = next((axis for axis, letter in enumerate(asked) if letter == P), None)
         if at is None:
             return Choice((), asked) if P in choice.output else choice
-        row = row_columns(machine_of(self.sizes).device, precision("float64"))
+        row = row_columns(machine_of(self.sizes).device, precision("float64"), sparse=False)
         spread = heuristic_spread(table_rows(table), table.shape[1], self.sizes[at], row)
         if spread is None:
             raise ValueError("the tables' columns leave a rank empty")

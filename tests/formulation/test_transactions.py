@@ -155,8 +155,12 @@ def test_units_are_as_wide_as_a_transaction() -> None:
     """26 tables of 128 columns on 24 ranks: 35 units of 4 columns would move as much as 35 of 8."""
     assert unit_widths(26, 128, 24)[0] == 4
     assert unit_widths(26, 128, 24, row=8)[0] == 16
-    assert [row_columns(machine(t).device, precision(d)) for t, d in ((1, "float32"), (32, "float32"))] == [1, 8]
-    assert row_columns(machine(32).device, precision("mixed-bfloat16")) == 16
+    assert [
+        row_columns(machine(t).device, precision(d), sparse=False) for t, d in ((1, "float32"), (32, "float32"))
+    ] == [1, 8]
+    narrow = machine(32).device, precision("mixed-bfloat16")
+    assert row_columns(*narrow, sparse=False) == 16
+    assert row_columns(*narrow, sparse=True) == 8  # such rows are read as they are stored
 
 
 def test_units_of_spread_tables_cost_transactions() -> None:

@@ -212,7 +212,7 @@ WIRED = (PRESETS / "gcp-v100.yaml").read_text()
         (
             "name: gcp-v100",
             "name: a\ncollectives: mpi",
-            r"collectives 'mpi' \(known: nccl, nccl-ring",
+            r"collectives 'mpi' \(known: nccl, nccl-sharp, nccl-ring",
         ),
         ("name: gcp-v100", "name: a\ncollectives: 5", "collectives: .*not 5"),
         ("[7, 0]", "[7, 8]", r"level gpu of gcp-v100: a link joins two different units of 0 to 7, not \[7, 8\]"),
@@ -248,7 +248,7 @@ def test_machines_in_json(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"collectives": "mpi"}, "known: nccl, nccl-ring"),
+        ({"collectives": "mpi"}, "known: nccl, nccl-sharp, nccl-ring"),
         ({"collectives": 5}, "5 is not a name"),
         ({"wiring": {"links": []}}, "switches"),
         ({"wiring": {"links": [], "switches": [{"units": 1, "bandwidth": 1e9, "duplex": 0}]}}, "neither true nor"),
