@@ -230,6 +230,6 @@ def layouts(plan: Plan) -> list[str]:
 
 def _time(ns: int) -> str:
     for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
+        if ns >= 0.9995 * size:  # which has three digits in no smaller unit
+            return f"{ns / size:,.0f} {unit}" if ns >= 999.5 * size else f"{ns / size:.3g} {unit}"
     return f"{ns} ns"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import partita
+from partita.codegen.report.describe import _time
 from partita.codegen.report.facts import facts
 from partita.codegen.report.proof_text import proof_text
 from partita.formulation.network.network import Network
@@ -136,3 +137,11 @@ def test_a_refusal_is_told_as_one(monkeypatch: pytest.MonkeyPatch, stages: int) 
         plan = planned(Refusing(True))
         assert plan.report["status"] == "feasible" and plan.report["space"]["limits_hit"] == ["refused"]
         assert "networks: too large for this test." in facts(plan).optimum[-2] + facts(plan).optimum[-3]
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(7, "7 ns"), (999_499, "999 us"), (999_500, "1 ms"), (1_234_567, "1.23 ms"), (4 * 10**12, "4,000 s")],
+)
+def test_times_have_three_digits_and_no_exponent(ns: int, text: str) -> None:
+    assert _time(ns) == text
