@@ -12,7 +12,7 @@ from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, large
 from ...model.graph.pcg import Node
 from ...model.graph.segments import segments
 from ...model.machine.collective_price import ROUNDING_NS
-from ...model.machine.kernel_times import measured_ratio
+from ...model.machine.measured_kernels import measured_ratio
 from ...model.machine.precision import precision
 from ...model.machine.roofline import counts_measured
 from ..plan.plan import Plan
@@ -137,10 +137,14 @@ class Conversions:
         """Elements of the largest part of a tensor."""
         if index in self.spreads and P in layout:
             return self.spreads[index].largest.elements
-        return prod(
+        return prod(self.atom_parts(index, layout))
+
+    def atom_parts(self, index: int, layout: Layout) -> list[int]:
+        """Sizes of the atoms of a tensor's largest part."""
+        return [
             largest_part(size, tuple(p for x, p in zip(layout, self.plan.placement.sizes, strict=True) if x == S(a)))
             for a, size in enumerate(self.known[index].sizes)
-        )
+        ]
 
     def bytes(self, index: int, layout: Layout) -> int:
         """Bytes of the largest part of a tensor."""

@@ -17,8 +17,9 @@ from ...formulation.reduction.program import Collective, Reduction, Step
 from ...formulation.weights.storage import update_traffic
 from ...model.errors import PartitaError
 from ...model.machine.collective_price import CollectivePrice
-from ...model.machine.kernel_times import KernelTimes, ratios_of
+from ...model.machine.kernel_times import KernelTimes
 from ...model.machine.machine import Device, Level, Machine
+from ...model.machine.measured_kernels import ratios_of
 from ...model.machine.precision import precision
 from .local import Local, joined_alike
 
@@ -105,7 +106,7 @@ def _links(machine: Machine, records: Sequence[Record]) -> Level:
         on = replace(machine, levels=(fitted,))
         return np.log([collective_ns(on, record["case"]) for record in records] / times)
 
-    bounds = np.log([[1e3, 1.0, 0.01], [1e15, 1e12, 1.0]])
+    bounds = np.log([1e3, 1.0, 0.01]), np.log([1e15, 1e12, 1.0])
     found = least_squares(errors, np.log([1e9, 5e4, 0.9]), loss="soft_l1", bounds=bounds)
     bandwidth, latency, share = map(float, np.exp(found.x))
     return replace(level, bandwidth=bandwidth, latency_ns=latency, scatter_share=min(share, 1.0))

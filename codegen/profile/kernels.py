@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ...model.graph.layout import Layout, S, largest_part
+from ...model.graph.layout import Layout
 from ...model.graph.pcg import Node
 from ...model.operators.operator import is_random, operator
 from ..plan.plan import Plan
@@ -95,10 +95,7 @@ class _Listing(Pricing):
     def local(self, index: int, layout: Layout) -> Node:
         """A node with the shape of the largest part of its tensor."""
         known, node = self.known[index], self.graph.nodes[index]
-        parts = [
-            largest_part(size, tuple(p for x, p in zip(layout, self.plan.placement.sizes, strict=True) if x == S(a)))
-            for a, size in enumerate(known.sizes)
-        ]
+        parts = self.atom_parts(index, layout)
         shape = tuple(prod(parts[a] for a in known.of_dim(dim)) for dim in range(len(known.dims)))
         return replace(node, shape=shape, name="", path="", inputs=())
 

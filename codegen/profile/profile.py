@@ -95,7 +95,7 @@ def measure(
     tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
     if wanted:
         _run(wanted, here, ranks, folder, (key, threads))
-    records = Store(folder).read(key)
+    records = store.read(key)
     store.close()
     # What the cost model counts for a kernel today, not when it was measured.
     return {part: {**record, "case": cases.get(part, record["case"])} for part, record in records.items()}, len(wanted)

@@ -16,8 +16,7 @@ from typing import TypeAlias
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.recycling import twins
-from ...model.machine.roofline import backward_factor
-from ...model.operators.operator import operator
+from ...model.machine.roofline import both_ways_flops
 from ..pipeline.orders import Orders, Slot
 from .graph import Graph
 from .op import Op, layer_of
@@ -53,7 +52,7 @@ def stages(graph: Graph, count: int, ops: Iterable[Op] | None = None) -> list[li
         raise PartitaError(f"cannot split {len(nodes)} operators into {count} stages")
     work = dict.fromkeys(nodes, 0.0)
     for index in selected:
-        work[repeats.get(index, index)] += _work(pcg, index)
+        work[repeats.get(index, index)] += both_ways_flops(pcg, index)
     crossing = _crossing(pcg, nodes)
     places = _narrow(pcg, nodes, crossing)
     if len(places) < count - 1:
@@ -164,13 +163,6 @@ def _nodes(pcg: PCG) -> list[int]:
 
 def _runs(pcg: PCG, nodes: Sequence[int]) -> list[list[int]]:
     return [list(run) for _, run in groupby(nodes, key=lambda i: layer_of(pcg.nodes[i].path))]
-
-
-def _work(pcg: PCG, index: int) -> float:
-    node = pcg.nodes[index]
-    sources = tuple(pcg.nodes[i] for i in node.inputs)
-    entry = operator(node.op)
-    return entry.work(node, sources) * (1 + backward_factor(node, sources, entry.matmul))
 
 
 def _crossing(pcg: PCG, nodes: Sequence[int]) -> list[int]:

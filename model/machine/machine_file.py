@@ -9,7 +9,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from ..errors import PartitaError
-from .machine import ASSUMED
+from .number_errors import ASSUMED
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10  # a machine file needs 5

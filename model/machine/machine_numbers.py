@@ -5,9 +5,7 @@ from math import inf, prod
 from typing import Any
 
 from .machine import Machine
-
-DEFAULT_ERROR = 0.1
-"""The error of a number whose machine file states none, nor calls it an assumption."""
+from .number_errors import DEFAULT_ERROR
 
 COUNTS = ("size", "units", "transaction_bytes")
 """Numbers that say what the machine is: they have no error."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..graph.pcg import Node
+from ..graph.pcg import PCG, Node
 from ..operators.operator import operator
 from .collective_price import ROUNDING_NS
-from .kernel_times import PHASES, least_ratio, ratios_of, roofline_ns
+from .kernel_times import PHASES
 from .machine import Machine
+from .measured_kernels import least_ratio, ratios_of, roofline_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,13 @@ def backward_factor(node: Node, inputs: tuple[Node, ...], matmul: bool) -> float
         return 2.0
     factors = (i for place, i in enumerate(inputs) if place < 2 or len(i.shape) > 1)
     return float(sum(i.gradient for i in factors)) if matmul else 1.0
+
+
+def both_ways_flops(graph: PCG, index: int) -> float:
+    """Arithmetic of a node, forward and backward."""
+    node, sources = graph.nodes[index], tuple(graph.nodes[i] for i in graph.nodes[index].inputs)
+    entry = operator(node.op)
+    return entry.work(node, sources) * (1 + backward_factor(node, sources, entry.matmul))
 
 
 def passes_ns(

@@ -19,7 +19,7 @@ from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
 from ...formulation.weights.fixed_memory import fixed_bytes
-from ...model.machine.machine import merged_device
+from ...model.machine.merged_device import merged_device
 from ...model.machine.precision import precision
 from .part_bounds import PartAnswer, Query
 from .part_networks import PartNetworks

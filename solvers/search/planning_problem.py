@@ -20,7 +20,7 @@ from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.machine.machine import Device, Machine
 from ...model.machine.precision import precision
-from ...model.machine.roofline import backward_factor
+from ...model.machine.roofline import both_ways_flops
 from ...model.operators.operator import operator
 from ...model.training import Training
 from ..backends.table_spread import balanced
@@ -120,11 +120,9 @@ class PlanningProblem:
 
 def _work(pcg: PCG, index: int, device: Device) -> float:
     """FLOPs of a node, forward and backward, as `Device.work_factor` counts them."""
-    node, inputs = pcg.nodes[index], tuple(pcg.nodes[i] for i in pcg.nodes[index].inputs)
-    if node.op in SOURCES or not operator(node.op).passes:
-        return 0.0
-    entry = operator(node.op)
-    return entry.work(node, inputs) * device.work_factor(node.op) * (1 + backward_factor(node, inputs, entry.matmul))
+    op = pcg.nodes[index].op
+    computes = op not in SOURCES and operator(op).passes
+    return both_ways_flops(pcg, index) * device.work_factor(op) if computes else 0.0
 
 
 def divisors(n: int) -> tuple[int, ...]:

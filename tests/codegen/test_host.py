@@ -29,7 +29,8 @@ from partita.formulation.search_space import SearchSpace
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.segments import MODES
-from partita.model.machine.machine import Machine, merged_device
+from partita.model.machine.machine import Machine
+from partita.model.machine.merged_device import merged_device
 from partita.model.training import Training
 from partita.solvers.protocol import Status, solver
 

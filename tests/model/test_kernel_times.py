@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from partita.model.errors import PartitaError
 from partita.model.graph.pcg import Node
-from partita.model.machine.kernel_times import KernelTimes, least_ratio, measured_ratio, ratios_of, roofline_ns
-from partita.model.machine.machine import PRESETS, Device, Machine, merged_device
+from partita.model.machine.kernel_times import KernelTimes
+from partita.model.machine.machine import PRESETS, Device, Machine
+from partita.model.machine.measured_kernels import least_ratio, measured_ratio, ratios_of, roofline_ns
+from partita.model.machine.merged_device import merged_device
 from partita.model.machine.roofline import Roofline
 
 OF = ("linear", "float32", "forward")

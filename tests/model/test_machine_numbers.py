@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from partita import Machine, PartitaError
-from partita.model.machine.machine import ASSUMED, PRESETS, machines
-from partita.model.machine.machine_numbers import DEFAULT_ERROR, blended, improves, moved, numbers, uncertain
+from partita.model.machine.machine import PRESETS, machines
+from partita.model.machine.machine_numbers import blended, improves, moved, numbers, uncertain
+from partita.model.machine.number_errors import ASSUMED, DEFAULT_ERROR
 
 TEXT = (PRESETS / "dgx-a100.yaml").read_text().replace("size: {value: 1,", "size: {value: 2,")
 
