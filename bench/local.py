@@ -26,14 +26,14 @@ from ..formulation.parallelism import Parallelism
 from ..formulation.search_space import SearchSpace
 from ..model.errors import PartitaError
 from ..model.machine.machine import Machine
-from ..model.machine.roofline import backward_factor
-from ..model.operators.operator import operator
+from ..model.machine.roofline import both_ways_flops
 from ..model.training import Training
 from ..solvers.budget import Budget
 from ..solvers.executors import Serial, usable_cores
 from .cases import Row, Tell, chosen
 from .known_plans import graph_of
 from .step_times import Job, read_times, spread
+from .training_runs import constant_mfu_error
 
 WITHIN = 0.2
 AMONG = 2
@@ -135,7 +135,7 @@ def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
 
 
 def _row(case: Case, configuration: Configuration) -> Row:
-    empty = dict.fromkeys(("predicted", "measured", "spread", "ratio", "rank", "chosen", "flops"))
+    empty = dict.fromkeys(("predicted_s", "measured_s", "spread", "ratio", "rank", "chosen", "flops"))
     return {"model": case.model, "ranks": case.ranks, "configuration": configuration.name, **empty, "why": ""}
 
 
@@ -158,32 +158,23 @@ def _measured(case: Case, tell: Tell) -> Iterator[Row]:
         seconds = [each["seconds"] for each in read_times(folder)]
     steps = [median(each) for each in seconds]
     order = sorted(steps)
-    for number, (configuration, plan) in enumerate(zip(case.configurations, plans, strict=True)):
+    graph = graph_of(case.model, case.samples)
+    flops = sum(both_ways_flops(graph, i) for i, node in enumerate(graph.nodes) if node.inputs)
+    for number, configuration in enumerate(case.configurations):
         yield _row(case, configuration) | {
-            "predicted": predicted[number],
-            "measured": steps[number],
+            "predicted_s": predicted[number],
+            "measured_s": steps[number],
             "spread": spread(seconds[number]),
             "ratio": predicted[number] / steps[number],
             "rank": order.index(steps[number]) + 1,
             "chosen": predicted[number] == min(predicted),
-            "flops": _flops(plan) / case.ranks,
+            "flops": flops / case.ranks,
         }
 
 
 def _planned(case: Case, configuration: Configuration, machine: Machine) -> Plan:
     graph, training = graph_of(case.model, case.samples), Training(case.samples)
     return plan_graph(graph, machine, training, configuration.space(case.ranks), Budget(executor=Serial(), gap=0.01))
-
-
-def _flops(plan: Plan) -> float:
-    """Of a step: forward and backward of the whole model."""
-    nodes = plan.graph.nodes
-    total = 0.0
-    for node in nodes:
-        if node.inputs:
-            entry, sources = operator(node.op), tuple(nodes[i] for i in node.inputs)
-            total += entry.work(node, sources) * (1 + backward_factor(node, sources, entry.matmul))
-    return total * plan.micro_batches
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
@@ -198,18 +189,12 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
         "within_20": sum(error <= WITHIN for error in errors),
         "choices": len(picks),
         "among_two_fastest": sum(row["rank"] <= AMONG for row in picks),
-        "constant_mfu_median_abs_error": _constant(known),
+        "constant_mfu_median_abs_error": constant_mfu_error(known),
     }
 
 
 def _alike(row: Row, other: Row) -> bool:
     return (row["model"], row["ranks"]) == (other["model"], other["ranks"])
-
-
-def _constant(rows: Sequence[Row]) -> float | None:
-    """The least median error of seconds = FLOPs of a rank / one rate."""
-    rates = [row["flops"] / row["measured"] for row in rows]
-    return min((median(abs(rate / scale - 1) for rate in rates) for scale in rates), default=None)
 
 
 def _line(row: Row) -> str:
@@ -218,6 +203,6 @@ def _line(row: Row) -> str:
         return f"{what}: {row['why']}"
     mark = " (chosen)" if row["chosen"] else ""
     return (
-        f"{what}: {row['predicted'] * 1e3:,.1f} ms predicted, {row['measured'] * 1e3:,.1f} measured, "
+        f"{what}: {row['predicted_s'] * 1e3:,.1f} ms predicted, {row['measured_s'] * 1e3:,.1f} measured, "
         f"{row['ratio']:.2f}, place {row['rank']}{mark}, runs {row['spread']:.0%} apart"
     )

@@ -1,0 +1,46 @@
+"""Steps on this machine: what the totals say of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from partita.bench import bench
+from partita.bench.local import TEN, cases, totals
+
+from ..levels import exhaustive
+
+
+def rows(model: str, predicted: list[float], measured: list[float]) -> list[dict[str, Any]]:
+    order = sorted(measured)
+    return [
+        {
+            **{"model": model, "ranks": 2, "ratio": p / m, "rank": order.index(m) + 1, "chosen": p == min(predicted)},
+            **{"measured_s": m, "predicted_s": p, "flops": 1.0},
+        }
+        for p, m in zip(predicted, measured, strict=True)
+    ]
+
+
+def test_the_choice_among_ten_is_judged_by_its_place() -> None:
+    steps = [1.0 + number / 10 for number in range(len(TEN))]
+    right, wrong = rows("a", steps, steps), rows("b", steps, steps[::-1])
+    few = rows("c", [1.0, 2.0], [2.0, 1.0])  # too few configurations for a choice
+    found = totals([*right, *wrong, *few, {**few[0], "ratio": None}])
+    assert (found["runs"], found["not_run"], found["choices"], found["among_two_fastest"]) == (23, 1, 2, 1)
+    assert found["within_20"] == len(TEN) + sum(abs(row["ratio"] - 1) <= 0.2 for row in wrong)
+    assert found["constant_mfu_median_abs_error"] > 0
+
+
+def test_every_model_runs_on_one_rank_and_on_four() -> None:
+    every = cases()
+    assert {case.ranks for case in every} >= {1, 4} and len({case.model for case in every}) == 8
+    assert all(configuration.space(case.ranks) for case in every for configuration in case.configurations)
+
+
+@exhaustive
+def test_a_small_model_is_profiled_planned_and_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
+    found = bench("local", small=True)
+    assert found["not_run"] == 0 and found["runs"] == 2
