@@ -4,19 +4,13 @@ import json
 import os
 import platform
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from ..codegen.profile.local import processor
 from ..solvers.executors import usable_cores
 
 PACKAGES = ("partita", "torch", "numpy", "numba", "ortools")
-DEPTHS = (1, 3)
-"""Layers of the two models whose difference is timed."""
 
 
 def hardware() -> dict[str, Any]:
@@ -31,60 +25,6 @@ def hardware() -> dict[str, Any]:
     return found
 
 
-def host_calls(device: str = "cpu", repeats: int = 200) -> dict[str, Any]:
-    """What the host needs for a call (`Item.calls`) in forward, in backward, and in both: ns, the least of `repeats`.
-
-    What two more layers of an emitted GPT on tiny tensors take, by the calls that are counted for them. On the CPU the
-    kernels run meanwhile, on a GPU they are queued.
-    """
-    took, calls = zip(*(_issued(layers, device, repeats) for layers in DEPTHS), strict=True)
-    more, counted = ([b - a for a, b in zip(*of, strict=True)] for of in (took, calls))
-    names, every = ("forward_ns", "backward_ns"), zip(more, counted, strict=True)
-    each = {name: round(ns / n) for name, (ns, n) in zip(names, every, strict=True)}
-    return {"device": device, "calls": counted, **each, "host_ns": round(sum(more) / sum(counted))}
-
-
-def _issued(layers: int, device: str, repeats: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """ns of forward and of backward on the host, and the calls that a price counts for them."""
-    import torch
-
-    from ..codegen.planner.planner import optimize
-    from ..codegen.pricing.stage_price import stage_price
-    from ..codegen.verification.reference import state_of
-    from ..codegen.verification.threads import run_threads
-    from ..codegen.verification.worker import load_program
-    from ..model.machine.machine import Machine
-    from ..model.zoo.gpt import GPT
-
-    model, ids = GPT(16, 4, layers, 8, 2, 0.0), torch.zeros(1, 4, dtype=torch.int64)
-    plan = optimize(model, {"ids": ids, "labels": ids}, machine=Machine.load("cpu", nodes=1))
-    wait: Callable[[], None] = torch.cuda.synchronize if device != "cpu" else lambda: None
-
-    def run(_: int) -> tuple[int, int]:
-        mesh = program.Mesh(device)
-        own = program.Model(mesh)
-        program.load(own, state_of(model), mesh)
-        inputs = program.synthetic(0)
-        best = [sys.maxsize] * 2
-        for _ in range(repeats):
-            wait()
-            start = time.perf_counter_ns()
-            loss = program.loss_of(own, inputs, mesh, False)
-            middle = time.perf_counter_ns()
-            loss.backward()
-            end = time.perf_counter_ns()
-            best = [min(best[0], middle - start), min(best[1], end - middle)]
-        return best[0], best[1]
-
-    with tempfile.TemporaryDirectory(prefix="partita-host-") as folder:
-        plan.emit(Path(folder) / "program.py")
-        program: Any = load_program(Path(folder) / "program.py")
-        (took,) = run_threads(run, 1)
-    items = stage_price(plan.parts[0]).items
-    forward, backward = (sum(x.calls for x in items if x.phase == phase) for phase in ("forward", "backward"))
-    return took, (forward, backward)
-
-
 def _memory_gib() -> int | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
@@ -93,4 +33,6 @@ def _memory_gib() -> int | None:
 
 
 if __name__ == "__main__":
+    from ..codegen.profile.host import host_calls
+
     print(json.dumps({"hardware": hardware(), "host": host_calls((*sys.argv[1:], "cpu")[0])}, indent=2))

@@ -57,25 +57,27 @@ LLAMA_SPLIT = {
 }
 
 
-def _gpt(layers: int, width: int, vocabulary: int, sequence: int, dropout: float = 0.0) -> StepModel:
-    heads = max(width // 32, 2)
+def _gpt(
+    layers: int, width: int, vocabulary: int, sequence: int, dropout: float = 0.0, per_head: int = 32
+) -> StepModel:
+    heads = max(width // per_head, 2)
     return StepModel(
         lambda: GPT(vocabulary, sequence, layers, width, heads, dropout), vocabulary, sequence, GPT_SPLIT, dropout > 0
     )
 
 
-def _llama(layers: int, width: int, vocabulary: int, sequence: int) -> StepModel:
-    heads = max(width // 32, 2)
+def _llama(layers: int, width: int, vocabulary: int, sequence: int, per_head: int = 32) -> StepModel:
+    heads = max(width // per_head, 2)
     inner = -(-width * 8 // 3 // 16) * 16
     return StepModel(lambda: Llama(vocabulary, layers, width, heads, heads, inner), vocabulary, sequence, LLAMA_SPLIT)
 
 
-def _bert(layers: int, width: int, vocabulary: int, sequence: int) -> StepModel:
+def _bert(layers: int, width: int, vocabulary: int, sequence: int, per_head: int = 32) -> StepModel:
     def inputs(samples: int, draw: torch.Generator) -> dict[str, Tensor]:
         ids, labels = torch.randint(vocabulary, (2, samples, sequence), generator=draw)
         return {"ids": ids, "types": torch.zeros_like(ids), "labels": labels}
 
-    heads = width // 32
+    heads = width // per_head
     return StepModel(
         lambda: Bert(vocabulary, sequence, layers, width, heads=heads, inner=4 * width, dropout=0.0),
         vocabulary,
@@ -103,6 +105,12 @@ MODELS: Mapping[str, StepModel] = {
     "llama, wide": _llama(2, 384, 1024, 64),
     "bert": _bert(3, 192, 1024, 128),
     "mlp": _mlp(6, 512),
+    "gpt, 124M": _gpt(12, 768, 50304, 1024, per_head=64),
+    "gpt, 124M, dropout 0.1": _gpt(12, 768, 50304, 1024, dropout=0.1, per_head=64),
+    "gpt, 354M": _gpt(24, 1024, 50304, 1024, per_head=64),
+    "llama, 268M": _llama(16, 1024, 32000, 1024, per_head=64),
+    "bert, 110M": _bert(12, 768, 30592, 512, per_head=64),
+    "mlp, 400M": _mlp(6, 8192),
     "gpt, tiny": _gpt(2, 32, 64, 16),
     "llama, tiny": _llama(2, 32, 64, 16),
 }

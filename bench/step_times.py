@@ -10,9 +10,10 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -30,6 +31,12 @@ JOB, RESULT, ALONE, REDUCTION = "job.json", "times.json", "alone.{}.json", "redu
 CHECKED = 3
 """Steps of every form whose losses are compared; they warm up too."""
 
+TRACED = 4
+"""Steps under the profiler; the first is not counted."""
+MARK = "steps"
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
 REDUCTIONS = 8
 """Timed all-reduces of every size, after two to warm up."""
 
@@ -39,7 +46,8 @@ class Job:
     """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
 
     A program is `compiled` if its plan is. `alone`: a program for one rank on its share of the samples, which every
-    rank times first, as many steps as of a form; all together then time an all-reduce of every weight.
+    rank times first, as many steps as of a form; all together then time an all-reduce of every weight. `device`: cpu or
+    cuda; on a GPU steps of every form are traced in the end.
     """
 
     model: str
@@ -48,6 +56,7 @@ class Job:
     rounds: int
     steps: int
     alone: str = ""
+    device: str = "cpu"
 
     def write(self, folder: Path) -> Path:
         """The file that `main` reads."""
@@ -56,7 +65,10 @@ class Job:
 
 
 def read_times(folder: Path) -> list[dict[str, Any]]:
-    """For every form `losses` of its first steps, and `seconds` of a step in every round."""
+    """For every form `losses` of its first steps, and `seconds` of a step in every round; on a GPU `trace` and `peak`.
+
+    `peak`: bytes that it holds at most; `trace`: see `trace_of`.
+    """
     found: list[dict[str, Any]] = json.loads((folder / RESULT).read_text())
     return found
 
@@ -82,19 +94,28 @@ def main(path: Path) -> None:
     job = Job(**json.loads(path.read_text()))
     if job.alone:
         _time_alone(path.parent, job)
-    dist.init_process_group("gloo")
+    if job.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if job.device == "cuda" else "gloo")
     if job.alone:
         _time_reductions(path.parent, MODELS[job.model])
     model = MODELS[job.model]
-    steps = [_step(path.parent, model, job.samples, form) for form in job.forms]
+    steps: list[Step] = []
     found: list[dict[str, Any]] = []
-    for step in steps:
-        found.append({"losses": [float(step(number)) for number in range(CHECKED)], "seconds": []})
+    for form in job.forms:
+        before = _held(job.device)
+        steps.append(_step(path.parent, model, job, form))
+        losses = [float(steps[-1](number)) for number in range(CHECKED)]
+        found.append({"losses": losses, "seconds": [], "kept": _held(job.device) - before})
     number = CHECKED
     for _ in range(job.rounds):
         for step, times in zip(steps, found, strict=True):
             times["seconds"].append(_timed(step, number, job.steps))
         number += job.steps
+    if job.device == "cuda":
+        for step, form in zip(steps, found, strict=True):
+            form["trace"], form["peak"] = _traced(step, number, form.pop("kept"))
+            number += TRACED
     if dist.get_rank() == 0:
         (path.parent / RESULT).write_text(json.dumps(found))
     dist.barrier()  # no rank ends while a thread of its backend still holds a tensor
@@ -107,7 +128,7 @@ def _time_alone(folder: Path, job: Job) -> None:
     """Time the program for one rank while the other ranks do the same."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    step = _step(folder, MODELS[job.model], job.samples // ranks, {"program": job.alone})
+    step = _step(folder, MODELS[job.model], replace(job, samples=job.samples // ranks), {"program": job.alone})
     for number in range(CHECKED):
         step(number)
     (folder / f"ready.{rank}").touch()
@@ -137,17 +158,21 @@ def _time_reductions(folder: Path, model: StepModel) -> None:
         (folder / REDUCTION).write_text(str(mean(found[size] for size in sizes)))
 
 
-def _step(folder: Path, model: StepModel, samples: int, form: Mapping[str, Any]) -> Step:
+def _step(folder: Path, model: StepModel, job: Job, form: Mapping[str, Any]) -> Step:
     compiled = form.get("compiled", False)
     if "rival" in form:
-        return rival_step(form["rival"], model, samples, compiled)
+        return rival_step(form["rival"], model, job.samples, compiled)
     program: Any = load_program(folder / form["program"])
-    mesh = program.Mesh()
-    own = program.Model(mesh)
+    device = torch.device(job.device)
+    mesh = program.Mesh(device)
+    with device:
+        own = program.Model(mesh)
     program.load(own, state_of(model.module()), mesh)
     if compiled:
         compile_blocks(program, own)
-    optimizer, batch = program.make_optimizer(own, mesh), model.batch(samples)
+    optimizer, batch = program.make_optimizer(own, mesh), model.batch(job.samples)
+    if job.device == "cuda":
+        batch = {name: x.pin_memory() for name, x in batch.items()}  # as a DataLoader does, so that no copy waits
     return lambda number: program.train_step(own, optimizer, batch, mesh, number)
 
 
@@ -155,11 +180,66 @@ def _timed(step: Step, first: int, steps: int) -> float:
     """Seconds of a step, the mean over a run."""
     gc.collect()
     dist.barrier()
+    _wait()
     start = time.perf_counter()
     for number in range(first, first + steps):
         step(number)
+    _wait()
     dist.barrier()
     return (time.perf_counter() - start) / steps
+
+
+# On a GPU
+
+
+def _wait() -> None:
+    """Until a GPU is done, where there is one for the job."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _held(device: str) -> int:
+    """Bytes that tensors hold."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def _traced(step: Step, first: int, kept: int) -> tuple[dict[str, float], int]:
+    """A trace of steps, and the bytes that the form holds at most; `kept`: between steps."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    _wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        step(first)
+        _wait()
+        with record_function(MARK):
+            for number in range(first + 1, first + TRACED):
+                step(number)
+        _wait()
+    peak = kept + torch.cuda.max_memory_allocated() - before
+    with tempfile.TemporaryDirectory(prefix="partita-trace-") as scratch:
+        file = Path(scratch) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        return trace_of(json.loads(file.read_text())["traceEvents"]), peak
+
+
+def trace_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What a trace of steps says: `busy`, the share of the time in which kernels run; `waits` of the host, a step.
+
+    `kernels` a step; `us`: microseconds of a step on the GPU, from the first kernel to the last.
+    """
+    (mark,) = (e for e in events if e.get("cat") == "user_annotation" and e["name"] == MARK)
+    inside = [e for e in events if "dur" in e and e["ts"] >= mark["ts"]]
+    end = mark["ts"] + mark["dur"]
+    waits = sum(e.get("cat") == "cuda_runtime" and e["name"] in WAITS and e["ts"] < end for e in inside)
+    kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in inside if e.get("cat") in ON_DEVICE)
+    busy, until = 0.0, kernels[0][0]
+    for start, stop in kernels:
+        busy += max(stop - max(start, until), 0.0)
+        until = max(until, stop)
+    steps, took = TRACED - 1, until - kernels[0][0]
+    return {"busy": busy / took, "waits": waits / steps, "kernels": len(kernels) / steps, "us": took / steps}
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) ->
         matmul_efficiency=1.0,
         launch_ns=min(map(_ns, by_what["launch"])),
         host_bandwidth=copy["case"]["bytes"] / _ns(copy) * 1e9,
+        host_ns=max((round(_ns(record)) for record in by_what.get("host", ())), default=0),
         kernels=_kernels(by_what.get("operator", ())),
     )
 
@@ -197,8 +198,13 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             "matmul_efficiency": given(device.matmul_efficiency, "peaks are measured"),
             "launch_ns": given(round(device.launch_ns), "measured: an addition to one element", spread),
             "host_bandwidth": given(round(device.host_bandwidth or 1), "measured: a copy", spread),
+            **(
+                {"host_ns": given(device.host_ns, "measured: layers of tiny tensors", spread)} if device.host_ns else {}
+            ),
         },
     }
+    if device.host_ns:
+        document["device"]["host_ns"] = given(device.host_ns, "measured: layers of tiny tensors", spread)
     errors = kernel_errors(machine)
     if device.kernels:
         document["device"]["kernels"] = [

@@ -56,6 +56,13 @@ def local(device: str | None = None) -> Local:
     return Local("cuda", properties.name, torch.cuda.device_count(), properties.total_memory, _topology())
 
 
+def visible(here: Local, ranks: int) -> dict[str, str]:
+    """What lets so many ranks on this machine see its GPUs: environment variables."""
+    if here.device == "cpu":
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(ranks)))}
+
+
 def processor() -> str:
     """The processor's name."""
     info = Path("/proc/cpuinfo")

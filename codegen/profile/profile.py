@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +30,9 @@ from ..planner.plan_graph import plan_graph
 from ..planner.planner import prepared
 from ..verification.launch import LaunchError, torchrun
 from . import fit
+from .host import host_calls
 from .kernels import Kernel, distinct, kernels_of
-from .local import Local, local
+from .local import Local, local, visible
 from .request import ProfileRequest
 
 FOLDER = "profile"
@@ -40,6 +40,7 @@ ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
 SECONDS_EACH = 0.5
 PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+HOST = {"what": "host"}
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 TIMEOUT = 3600.0
 
@@ -93,6 +94,10 @@ def measure(
     wanted = [(part, case) for part, case in cases.items() if part not in known]
     about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
     tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
+    if (part := _part(HOST)) in cases and part not in known:
+        times = {"call": [float(host_calls(here.device)["host_ns"]), 0.0]}
+        store.write(key, part, {"case": HOST, "times": times, "failed": ""})
+        wanted = [(other, case) for other, case in wanted if other != part]
     if wanted:
         _run(wanted, here, ranks, folder, (key, threads))
     records = store.read(key)
@@ -138,6 +143,8 @@ def _device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
     yield {"what": "update", "elements": ELEMENTS[device]}
     yield {"what": "launch"}
     yield {"what": "host_copy", "bytes": 1 << 24}
+    if device != "cpu":  # whose host is the device
+        yield HOST
     for group in sorted(divisors(ranks))[1:]:
         for kind in KINDS:
             for payload in PAYLOADS:
@@ -194,10 +201,7 @@ def _run(
     """Run the ranks; `at`: the key of their results, and threads of each. PartitaError: one failed; its last words."""
     key, threads = at
     job = {"device": here.device, "store": str(folder), "key": key.hex(), "cases": list(wanted)}
-    environment = {"OMP_NUM_THREADS": str(threads)}
-    if here.device == "cuda":
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        environment["CUDA_VISIBLE_DEVICES"] = given or ",".join(map(str, range(ranks)))
+    environment = {"OMP_NUM_THREADS": str(threads), **visible(here, ranks)}
     with tempfile.TemporaryDirectory(prefix="partita-profile-") as scratch:
         path = Path(scratch) / "job.json"
         path.write_text(json.dumps(job))

@@ -146,15 +146,14 @@ class _Operation:
             dtype = case["dtype"] if output["dtype"] == "float32" else output["dtype"]
             names = [f"x{place}" for place in self.node.inputs]
             self.code = compile(entry.expression(self.node, names, f"torch.{dtype}"), "<operator>", "eval")
-        else:  # a loss, whose line depends on the plan
-            self.dtype = torch.promote_types(self.dtype, torch.float32)
 
     def run(self, given: Sequence[Tensor]) -> Tensor:
         """The output; dropout is torch's own."""
         if self.node.op == "dropout":
             return F.dropout(given[0], self.node["p"])
-        if self.code is None:
-            return computed(self.node, given)
+        if self.code is None:  # a loss, whose line depends on the plan
+            whole = torch.promote_types(self.dtype, torch.float32)
+            return computed(self.node, [x.to(whole) if x.is_floating_point() else x for x in given])
         operands = {f"x{place}": tensor for place, tensor in enumerate(given)}
         value: Tensor = eval(self.code, {"torch": torch, "F": F}, operands)
         return value
@@ -246,7 +245,7 @@ def _host_copy(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     """A copy from the host's memory to the device's; on a CPU within the same memory."""
     host = torch.zeros(case["bytes"], dtype=torch.uint8, pin_memory=device == "cuda")
     here = torch.zeros(case["bytes"], dtype=torch.uint8, device=device)
-    return {"call": timed(lambda: here.copy_(host), device)}
+    return {"call": timed(lambda: here.copy_(host, non_blocking=True), device)}
 
 
 def _resting(case: Mapping[str, Any], device: str, groups: Any) -> Measured:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from math import ceil
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,10 @@ WINDOWS = 7
 MAX_CALLS = 2000
 SLOW_S = 0.2
 """Calls of more seconds are repeated less often."""
+QUEUED_CALLS = 100
+"""Of a window on a GPU: as many as its queue holds."""
+HOLD_CYCLES = 1 << 23, 1 << 31
+"""For which a GPU waits before a window, at first and at most."""
 
 
 class Timing(NamedTuple):
@@ -26,22 +30,19 @@ class Timing(NamedTuple):
     spread: float
 
 
-def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
+def timed(call: Callable[[], object], device: str = "cpu", of_host: bool = False) -> Timing:
     """Time a call that every rank makes at the same time; ranks begin each window together.
 
     A window ends when the last rank is done: ranks that share cores run one before the other, and a step waits for all.
+    Of a GPU, the time that kernels take once they are queued; `of_host`: that until they are done, the host's included.
     """
-    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    queued = device == "cuda" and not of_host
 
     def windows(count: int, calls: int) -> list[float]:
-        ends = torch.empty(2, count, dtype=torch.float64)  # the clock is that of the computer
+        ends = torch.empty(2, count, dtype=torch.float64)
         for number in range(count):
             dist.barrier()
-            ends[0, number] = -time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-            wait()
-            ends[1, number] = time.perf_counter_ns()
+            ends[:, number] = torch.tensor((_queued if queued else _watched)(call, calls, device))
         last = ends.to(device)
         dist.all_reduce(last, dist.ReduceOp.MAX)
         found: list[float] = (last.sum(0) / calls).tolist()
@@ -49,7 +50,37 @@ def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
 
     (once,) = windows(1, 1)  # also warms up
     once = once if once > SLOW_S * 1e9 else windows(1, 2)[0]
-    calls = min(max(ceil(WINDOW_S * 1e9 / once), 1), MAX_CALLS)
+    calls = min(max(ceil(WINDOW_S * 1e9 / once), 1), QUEUED_CALLS if queued else MAX_CALLS)
     found = windows(WINDOWS if once < SLOW_S * 1e9 else 3, calls)
     middle = median(found)
     return Timing(middle, median(abs(x - middle) for x in found) / middle)
+
+
+def _watched(call: Callable[[], object], calls: int, device: str) -> tuple[float, float]:
+    """When calls began, negative, and when they were done: ns by the clock of the computer, which all ranks share."""
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return -start, time.perf_counter_ns()
+
+
+def _queued(call: Callable[[], object], calls: int, device: str) -> tuple[float, float]:
+    """0, and ns of calls on the GPU, which begins only when all are queued: so it never waits for the host."""
+    cycles, most = HOLD_CYCLES
+    while True:
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(calls):
+            call()
+        late = torch.tensor(float(start.query()))
+        end.record()
+        torch.cuda.synchronize()
+        found = late.to(device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)  # all ranks repeat a window, or none
+        if not found or cycles >= most:
+            return 0.0, float(start.elapsed_time(end)) * 1e6
+        cycles *= 4

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from partita.bench import bench
-from partita.bench.local import TEN, cases, totals
+from partita.bench.local import OF_GPUS, TEN, cases, totals
+from partita.codegen.profile.local import Local
 
 from ..levels import exhaustive
 
@@ -18,6 +19,7 @@ def rows(model: str, predicted: list[float], measured: list[float]) -> list[dict
         {
             **{"model": model, "ranks": 2, "ratio": p / m, "rank": order.index(m) + 1, "chosen": p == min(predicted)},
             **{"measured_s": m, "predicted_s": p, "flops": 1.0},
+            **dict.fromkeys(OF_GPUS),
         }
         for p, m in zip(predicted, measured, strict=True)
     ]
@@ -34,7 +36,7 @@ def test_the_choice_among_ten_is_judged_by_its_place() -> None:
 
 
 def test_every_model_runs_on_one_rank_and_on_four() -> None:
-    every = cases()
+    every = cases(Local("cpu", "a processor", 2, 1 << 33))
     assert {case.ranks for case in every} >= {1, 4} and len({case.model for case in every}) == 8
     assert all(configuration.space(case.ranks) for case in every for configuration in case.configurations)
 

@@ -181,7 +181,7 @@ def test_merged_devices_issue_calls_as_fast_as_one() -> None:
 
 
 def test_a_calls_time_is_measured_here(tmp_path: Path) -> None:
-    from partita.bench.hardware import host_calls
+    from partita.codegen.profile.host import host_calls
 
     found = host_calls(repeats=2)
     assert found["host_ns"] > 0 and min(found["calls"]) > 0

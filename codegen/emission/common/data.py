@@ -177,5 +177,5 @@ def share_lines(plan: Plan, used: Used, reading: Sequence[int] = ()) -> list[str
         text = part_text(f'inputs["{node.name}"]', local, plan.micro_batches, reading)
         if "cut(" in text:
             used.primitives.add("cut")
-        lines += _entry(argument_name(plan, index), f"{text}.to(mesh.device)")
+        lines += _entry(argument_name(plan, index), f"{text}.to(mesh.device, non_blocking=True)")
     return lines

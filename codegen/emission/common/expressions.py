@@ -131,7 +131,7 @@ def _arange(call: OperatorCall, names: Sequence[str]) -> str:
 def _constant(call: OperatorCall, names: Sequence[str]) -> str:
     node = call.node
     values = numbers_text(node.name, node["values"], call.used)
-    text = f"torch.tensor({values}, dtype={dtype_text(node.dtype)}, device=mesh.device)"
+    text = f"torch.tensor({values}, dtype={dtype_text(node.dtype)}).to(mesh.device, non_blocking=True)"
     return text if len(node.shape) == 1 else f"{text}.reshape({node.shape})"
 
 

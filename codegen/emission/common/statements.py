@@ -267,7 +267,9 @@ class FunctionWriter:
                 leaves = self._leaves(s)
                 dying = [names[o] for o in leaves if uses[o] <= place]
                 names[s] = self._name(s, leaves, dying, live, names)
-                lines += wrap(f"{names[s]} = {tidy(self._text(s, names))}", inner, self._comment(s))
+                text = tidy(self._text(s, names))
+                if text != names[s] or without_gradient:  # not a view that is the tensor itself
+                    lines += wrap(f"{names[s]} = {text}", inner, self._comment(s))
         return [*lines, *wrap(returned([tidy(self._read(r, names)) for r in results]), indent)]
 
     def _loop(self, s: int, live: set[str], names: dict[int, str], indent: int) -> list[str]:

@@ -46,10 +46,12 @@ def enclosed(text: str) -> str:
 def tidy(text: str) -> str:
     """The same expression without redundant parentheses."""
     result = ast.unparse(ast.parse(text, mode="eval").body)
-    result = _ONE.sub(_index, result)
+    result = _BACK.sub("", _ONE.sub(_index, _EQUAL.sub(r".chunk(\2, \1)", result)))
     return result if '"' in result else result.replace("'", '"')
 
 
+_EQUAL = re.compile(r"\.unflatten\((\d+), \((\d+), [^(),]+\)\)\.unbind\(\1\)")
+_BACK = re.compile(r"\.unsqueeze\((\d+)\)\.squeeze\(\1\)")
 _ONE = re.compile(r"\[((?::, )*)(\d*):(\d*)\]\.squeeze\((\d+)\)")
 
 

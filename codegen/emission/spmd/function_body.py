@@ -303,7 +303,7 @@ class FunctionBody(FunctionWriter):
             return self._called(index)
         if index in self.branches:
             return self._joined(self.branches[index])
-        if node.op == "part" and (siblings := self._siblings(index)):
+        if node.op in ("part", "slice") and (siblings := self._siblings(index)):
             return self._parts(index, siblings)
         operands = []
         for place, (i, layout) in enumerate(zip(node.inputs, choice.inputs, strict=True)):
@@ -337,29 +337,38 @@ class FunctionBody(FunctionWriter):
         return self._divided(operand, end) if divided else operand
 
     def _siblings(self, index: int) -> list[int]:
-        """All equal parts of a tensor, in order, if they are computed here and read in one layout."""
+        """All equal parts of a tensor or entries along a dim, in order, if they are computed here and read alike."""
         nodes, choices = self.plan.graph.nodes, self.plan.choices
         node = nodes[index]
+        (source,) = node.inputs
+        at, count = ("number", node["of"]) if node.op == "part" else ("start", nodes[source].shape[node["dim"]])
 
         def kind(i: int) -> object:
-            return nodes[i].op, nodes[i].get("dim"), nodes[i].get("of"), nodes[i].gradient, choices[i].inputs
+            own = nodes[i].get("of") if node.op == "part" else (nodes[i].get("step"), nodes[i].shape)
+            return nodes[i].op, nodes[i].get("dim"), own, nodes[i].gradient, choices[i].inputs
 
-        readers = [i for i in self.plan.graph.consumers[node.inputs[0]] if i in self.own and kind(i) == kind(index)]
-        found = sorted(readers, key=lambda i: nodes[i]["number"])
-        divided = any((i, 0) in self.divided for i in found)
-        return [] if divided or [nodes[i]["number"] for i in found] != list(range(node["of"])) else found
+        readers = [i for i in self.plan.graph.consumers[source] if i in self.own and kind(i) == kind(index)]
+        found = sorted(readers, key=lambda i: nodes[i][at])
+        if any((i, 0) in self.divided for i in found) or [nodes[i][at] for i in found] != list(range(count)):
+            return []
+        return found if node.op == "part" or (node.gradient and count > 1 and node.shape[node["dim"]] == 1) else []
 
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
-        """One of all equal parts; a single statement computes them all."""
+        """One of all equal parts; a single statement computes them all, so that backward joins their gradients once."""
         if (index, "part") not in self._memo:
-            recorded, call = not self._unrecorded(index), self.call(index)
-            (source,), (layout,) = self.plan.graph.nodes[index].inputs, self.plan.choices[index].inputs
-            this = Statement(lambda t: chunked(call, t), (self.value(source, layout, recorded),), "view", "x", index)
+            recorded, call, node = not self._unrecorded(index), self.call(index), self.plan.graph.nodes[index]
+            (source,), (layout,), dim = node.inputs, self.plan.choices[index].inputs, node["dim"]
+            text = chunked if node.op == "part" else lambda _, t: f"{enclosed(t[0])}.unbind({dim})"
+            this = Statement(lambda t: text(call, t), (self.value(source, layout, recorded),), "view", "x", index)
             this.without_gradient = not recorded
             made, gives = self.add(this), list[int]()
             for i in siblings:
-                gives.append(self._result(made, self._value_name(i), i))
+                name = self._value_name(i)
+                gives.append(self._result(made, name, i))
                 self._memo[i, "part"] = gives[-1]
+                if node.op == "slice":
+                    entry = Statement(lambda t: f"{t[0]}.unsqueeze({dim})", (gives[-1],), "view", name, i)
+                    self._memo[i, "part"] = self.add(entry)
             this.results = tuple(gives)
         return self._memo[index, "part"]
 
