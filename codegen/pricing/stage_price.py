@@ -27,7 +27,7 @@ def stage_price(
     known = classes(plan.graph)
     layer_of = {
         i: layer.name
-        for layer in hiding_layers(plan.graph, plan.together)
+        for layer in (hiding_layers(plan.graph, plan.together) if plan.machine.overlaps else ())
         for i in layer.nodes
         if not known.constant[i]
     }

@@ -25,6 +25,9 @@ from .local import Local, joined_alike
 
 Record = Mapping[str, Any]
 
+BESIDE = "reduced", "products", "beside", "in turn"
+HALF = 0.5
+"""Messages that hide by less are not priced as hidden."""
 EXCHANGES = ("all_to_all", "send")
 RESERVED_CPU = 0.1
 """Of a CPU's memory, left to the system."""
@@ -43,7 +46,21 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     collectives = "gloo" if here.device == "cpu" else "nccl"
     level = Level("rank" if here.device == "cpu" else "gpu", ranks, 1e9, 1e5)
     machine = Machine(f"local-{ranks}", (level,), device, collectives)
-    return replace(machine, levels=(_links(machine, by_what.get("collective", ())),))
+    level = _links(machine, by_what.get("collective", ()))
+    hidden, waited = beside(by_what)
+    level = replace(level, wait_ns=waited / max(ranks - 1, 1))
+    return replace(machine, levels=(level,), overlaps=hidden >= HALF)
+
+
+def beside(by_what: Mapping[str, Sequence[Record]]) -> tuple[float, float]:
+    """The share of an all-reduce, or of products beside it if they are shorter, that hides; ns that it waits for ranks.
+
+    Ranks come late to a collective after products, which take unequally long on each.
+    """
+    for record in by_what.get("beside", ()):
+        reduced, products, both, turn = (record["times"][name][0] for name in BESIDE)
+        return (reduced + products - both) / min(reduced, products), max(turn - reduced - products, 0.0)
+    return 1.0, 0.0
 
 
 def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) -> Device:
@@ -173,6 +190,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
     document: dict[str, Any] = {
         "name": machine.name,
         "collectives": machine.collectives,
+        "overlaps": machine.overlaps,
         "levels": [
             {
                 "name": level.name,
@@ -180,6 +198,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
                 "bandwidth": given(round(level.bandwidth), links_from, fitted),
                 "latency_ns": given(round(level.latency_ns), links_from, fitted),
                 "scatter_share": given(round(level.scatter_share, 4), links_from, fitted),
+                "wait_ns": given(round(level.wait_ns), "measured: an all-reduce after products", spread),
             }
         ],
         "device": {
@@ -218,6 +237,8 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             for times in device.kernels
         ]
     head = f"# Measured by `partita profile`: {what}.\n# Points of kernels: FLOPs, bytes, kernels, ns.\n"
+    hidden, _ = beside({"beside": [record for record in known if record["case"]["what"] == "beside"]})
+    head += f"# Of an all-reduce beside products {max(hidden, 0):.0%} hides.\n" if level.size > 1 else ""
     if links:
         head += "# GPUs are joined by (nvidia-smi topo -m):\n" + "".join(f"#   {line}\n" for line in links)
         head += "" if joined_alike(links) else "# Not all alike: describe the links by `wiring`.\n"

@@ -202,6 +202,34 @@ def _collective(case: Mapping[str, Any], device: str, groups: Mapping[int, Any])
     return {"call": timed(calls[case["kind"]], device)}
 
 
+def _beside(case: Mapping[str, Any], device: str, groups: Mapping[int, Any]) -> Measured:
+    """An all-reduce and products that take about as long, each alone, side by side, and one after the other."""
+    group, large = groups[case["group"]], torch.zeros(case["bytes"] // 4, device=device)
+    one = torch.randn(256, 256, device=device)
+
+    def reduced() -> None:
+        dist.all_reduce(large, group=group)
+
+    alone = timed(reduced, device)
+    count = max(round(alone.ns / timed(lambda: one @ one, device).ns), 1)  # the same on all ranks, as times are
+
+    def products() -> None:
+        for _ in range(count):
+            one @ one
+
+    def both() -> None:
+        work = dist.all_reduce(large, group=group, async_op=True)
+        products()
+        work.wait()
+
+    def in_turn() -> None:
+        products()
+        reduced()
+
+    calls = {"products": products, "beside": both, "in turn": in_turn}
+    return {"reduced": alone} | {name: timed(call, device) for name, call in calls.items()}
+
+
 def _to_next(sent: Tensor, group: Any) -> None:
     """Send to the next member of the group, and receive from the one before."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -261,6 +289,7 @@ def _resting(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
 MEASURES: dict[str, Callable[[Mapping[str, Any], str, Any], Measured]] = {
     "operator": _operator,
     "collective": _collective,
+    "beside": _beside,
     "product": _product,
     "update": _update,
     "launch": _launch,

@@ -115,6 +115,7 @@ class Device:
 class Machine:
     """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES.
 
+    `overlaps`: messages travel while kernels run; not where cores that compute carry them, as gloo's in one computer.
     `errors`: by how much its numbers may be wrong, as shares, where that differs from the default; no price depends on
     them (`machine_numbers`).
     """
@@ -124,6 +125,7 @@ class Machine:
     device: Device
     collectives: str = "nccl-ring"
     errors: Mapping[str, float] = field(default_factory=dict, compare=False)
+    overlaps: bool = True
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -236,6 +238,7 @@ class Machine:
             "device": _device_json(self.device),
             "collectives": self.collectives,
             **({"errors": dict(self.errors)} if self.errors else {}),
+            **({} if self.overlaps else {"overlaps": False}),
         }
 
     @classmethod
@@ -247,7 +250,10 @@ class Machine:
         # Plans of older versions name no collectives.
         collectives = title(data.get("collectives", cls.collectives))
         errors = {title(path): _error(share) for path, share in data.get("errors", {}).items()}
-        return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors)
+        overlaps = data.get("overlaps", True)
+        if not isinstance(overlaps, bool):
+            raise ValueError(f"overlaps {overlaps!r:.60} is not true or false")
+        return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors, overlaps)
 
 
 def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:

@@ -15,17 +15,23 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.planner import optimize
+from partita.codegen.pricing.on_machine import on_machine
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.profile import fit, profile, rank, timing
 from partita.codegen.profile.kernels import distinct, kernels_of
 from partita.codegen.profile.local import Local, joined_alike, links_of
 from partita.codegen.report.facts import facts
 from partita.codegen.verification.launch import LaunchError
+from partita.formulation.parallelism import Parallelism
+from partita.formulation.search_space import SearchSpace
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.machine.kernel_times import KernelTimes
 from partita.model.machine.machine import Level, Machine
 from partita.model.machine.machine_numbers import uncertain
+from partita.model.training import Training
 from partita.model.zoo.gpt import GPT
 from partita.solvers.cache.store import Store
 
@@ -108,6 +114,12 @@ def test_all_that_is_listed_is_timed(plan: Plan, alone: None) -> None:
         assert all(time.ns > 0 and time.spread >= 0 for time in found.values())
 
 
+def test_messages_are_timed_beside_products_and_after_them(alone: None) -> None:
+    found = rank.MEASURES["beside"]({"group": 1, "bytes": 1 << 12}, "cpu", {1: dist.group.WORLD})
+    assert [*found] == ["reduced", "products", "beside", "in turn"] == list(fit.BESIDE)
+    assert all(time.ns > 0 for time in found.values())
+
+
 @pytest.mark.parametrize("what", ["update", "launch", "host_copy", "resting", "product"])
 def test_the_device_is_timed(what: str, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "SIZES", (8, 16))
@@ -135,6 +147,9 @@ def records(machine: Machine, ranks: int, spread: float = 0.0) -> list[dict[str,
                 return {"call": [case["bytes"] / (device.host_bandwidth or 1) * 1e9, 0.0]}
             case "resting":
                 return {"call": [float(device.reserved_bytes), 0.0]}
+            case "beside":  # of 1 ms of messages half a ms hides behind 2 ms of products; 0.3 ms late
+                took = {"reduced": 1e6, "products": 2e6, "beside": 2.6e6, "in turn": 3.3e6}
+                return {name: [ns, 0.0] for name, ns in took.items()}
         return {"call": [fit.collective_ns(machine, case) * noise.uniform(1 - spread, 1 + spread), spread]}
 
     noise = random.Random(0)
@@ -149,6 +164,7 @@ def test_the_fit_recovers_the_machine_that_was_measured() -> None:
     assert level.bandwidth == pytest.approx(3e9, rel=0.02)
     assert level.latency_ns == pytest.approx(2e4, rel=0.05)
     assert level.scatter_share == pytest.approx(0.6, rel=0.02)
+    assert level.wait_ns == pytest.approx(0.3e6 / 3) and not found.overlaps  # 40 % hides
     assert dict(found.device.peak) == pytest.approx(dict(device.peak))
     assert found.device.memory_bandwidth == pytest.approx(device.memory_bandwidth)
     assert found.device.memory_bytes == (8 << 30) // 4
@@ -200,6 +216,20 @@ def test_both_prices_agree_on_measured_kernels(stages: int) -> None:
     base = Machine.load("cpu", nodes=4)
     found = planned(replace(base, device=replace(base.device, kernels=tables)), stages=stages, gap=0.02)
     assert found.report["bound_ns"] <= found.report["objective_ns"] == plan_price(found).objective_ns
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_nothing_hides_where_messages_take_the_cores(stages: int) -> None:
+    base = Machine.load("cpu", nodes=4)
+    ids = torch.zeros(8, 16, dtype=torch.int64)
+    graph = capture(GPT(64, 16, 2, 32, 4, 0.0), {"ids": ids, "labels": ids}, batch=8)
+    zero = Parallelism(dp=4 // stages, tp=1, zero=3)
+    space = SearchSpace(stages=stages, parallelism=zero, micro_batches=2, recompute="none", offload=False)
+    found = plan_graph(graph, replace(base, overlaps=False), Training(8), space)
+    price, report = plan_price(found), found.report
+    assert report["bound_ns"] <= report["objective_ns"] == price.objective_ns
+    assert not any(stage.hidden_ns for stage in price.stages)
+    assert any(stage.hidden_ns for stage in plan_price(on_machine(found, base)).stages)  # the program sends ahead
 
 
 # What is kept

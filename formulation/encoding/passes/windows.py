@@ -65,7 +65,7 @@ class Windows(EncodingPass):
     def finish(self) -> None:
         builder = self.builder
         layers = hiding_layers(builder.pcg, builder.together, builder.stage.inside)
-        if not layers:
+        if not layers or not builder.machine.overlaps:  # all adds up
             return
         self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
         self.cache: dict[tuple[int, str], _Split] = {}
