@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.profiler import ProfilerActivity, profile
 
 from ..codegen.verification.reference import state_of
 from ..codegen.verification.worker import compile_blocks, load_program
@@ -32,8 +33,7 @@ CHECKED = 3
 """Steps of every form whose losses are compared; they warm up too."""
 
 TRACED = 4
-"""Steps under the profiler; the first is not counted."""
-MARK = "steps"
+"""Steps under the profiler."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
@@ -205,17 +205,12 @@ def _held(device: str) -> int:
 
 def _traced(step: Step, first: int, kept: int) -> tuple[dict[str, float], int]:
     """A trace of steps, and the bytes that the form holds at most; `kept`: between steps."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
     _wait()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
-        step(first)
-        _wait()
-        with record_function(MARK):
-            for number in range(first + 1, first + TRACED):
-                step(number)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:  # others would slow the host
+        for number in range(first, first + TRACED):
+            step(number)
         _wait()
     peak = kept + torch.cuda.max_memory_allocated() - before
     with tempfile.TemporaryDirectory(prefix="partita-trace-") as scratch:
@@ -229,17 +224,16 @@ def trace_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     `kernels` a step; `us`: microseconds of a step on the GPU, from the first kernel to the last.
     """
-    (mark,) = (e for e in events if e.get("cat") == "user_annotation" and e["name"] == MARK)
-    inside = [e for e in events if "dur" in e and e["ts"] >= mark["ts"]]
-    end = mark["ts"] + mark["dur"]
-    waits = sum(e.get("cat") == "cuda_runtime" and e["name"] in WAITS and e["ts"] < end for e in inside)
-    kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in inside if e.get("cat") in ON_DEVICE)
+    calls = [(e["ts"], e["name"]) for e in events if e.get("cat") == "cuda_runtime"]
+    launches = sorted(ts for ts, name in calls if "Launch" in name)
+    waits = sum(name in WAITS and launches[0] < ts < launches[-1] for ts, name in calls)
+    kernels = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ON_DEVICE)
     busy, until = 0.0, kernels[0][0]
     for start, stop in kernels:
         busy += max(stop - max(start, until), 0.0)
         until = max(until, stop)
-    steps, took = TRACED - 1, until - kernels[0][0]
-    return {"busy": busy / took, "waits": waits / steps, "kernels": len(kernels) / steps, "us": took / steps}
+    took = until - kernels[0][0]
+    return {"busy": busy / took, "waits": waits / TRACED, "kernels": len(kernels) / TRACED, "us": took / TRACED}
 
 
 if __name__ == "__main__":

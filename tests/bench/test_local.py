@@ -8,6 +8,7 @@ import pytest
 
 from partita.bench import bench
 from partita.bench.local import OF_GPUS, TEN, cases, totals
+from partita.bench.step_times import TRACED, trace_of
 from partita.codegen.profile.local import Local
 
 from ..levels import exhaustive
@@ -33,6 +34,15 @@ def test_the_choice_among_ten_is_judged_by_its_place() -> None:
     assert (found["runs"], found["not_run"], found["choices"], found["among_two_fastest"]) == (23, 1, 2, 1)
     assert found["within_20"] == len(TEN) + sum(abs(row["ratio"] - 1) <= 0.2 for row in wrong)
     assert found["constant_mfu_median_abs_error"] > 0
+
+
+def test_a_trace_says_how_busy_a_gpu_is() -> None:
+    """Of 8 us two kernels take 6, side by side for one of them; the host waits once before the last launch."""
+    kernels = [{"cat": "kernel", "name": "k", "ts": ts, "dur": dur} for ts, dur in ((10, 4), (13, 2), (17, 1))]
+    calls = {"cudaLaunchKernel": (1, 2, 6), "cudaStreamSynchronize": (0, 4), "cudaDeviceSynchronize": (20,)}
+    host = [{"cat": "cuda_runtime", "name": name, "ts": ts, "dur": 1} for name, at in calls.items() for ts in at]
+    found = trace_of([*host, *kernels, {"cat": "cpu_op", "name": "add", "ts": 0, "dur": 100}])
+    assert found == {"busy": 6 / 8, "waits": 1 / TRACED, "kernels": 3 / TRACED, "us": 8 / TRACED}
 
 
 def test_every_model_runs_on_one_rank_and_on_four() -> None:
