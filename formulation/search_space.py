@@ -77,8 +77,8 @@ class SearchSpace:
     fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
     in its price. `compile`: the program compiles its blocks, and the kernels of layers are priced as fused.
     `recompute`: a mode for every segment, or `auto`, the best for each.
-    `offload`: optimizer states may be in the host's memory wherever that is faster; None: only where nothing fits
-    without, whatever the other options say. `joint`: names among `JOINT` that are variables of one network per mesh
+    `offload`: optimizer states may be in the host's memory wherever that is faster; None: as True, but for a
+    configuration that is given (`price`). `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
     far as `saturation` goes. `fix` holds pairs of a name, or a pattern, and rows (`strategies/named_rows.py`). Without
     `bundles` no branches run side by side.
@@ -96,7 +96,7 @@ class SearchSpace:
         default=None,
         metadata=option(
             bool,
-            "Optimizer states in host memory wherever that is faster, or never; by default if nothing else fits.",
+            "Optimizer states in host memory wherever that is faster (the default), or never.",
             "--offload/--no-offload",
         ),
     )

@@ -95,7 +95,7 @@ def _rest(
         yield "rewritings beyond the limits of saturation"
     if found.unrewritten:
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
-    if not problem.space.offload and problem.machine.device.host_bandwidth is not None:
+    if problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)
     if problem.machine.devices > 1 and any(table_rows(problem.pcg.nodes[i]) for i in problem.pcg.of("parameter")):

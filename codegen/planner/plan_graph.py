@@ -40,16 +40,11 @@ def plan_graph(
     if len(space.schedules) > 1 and not looked_at(graph, space):
         space = replace(space, schedule="auto", chunks=1)
     tried = variants(graph, training, space)
-    fits: set[str] = set()  # dtypes with plans that need nothing on the host: other schedules do not either
 
     def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
         if len(tried) > 1:
             context.tell(f"planning in {variant.training.dtype}, pipelines {variant.space.schedule}")
-        if variant.space.offload is None and variant.training.dtype in fits:
-            variant = replace(variant, space=replace(variant.space, offload=False))
-        made = plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
-        fits.update([] if made.report["space"].get("offload") else [variant.training.dtype])
-        return made
+        return plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
 
     return best_with_rivals(tried, budget.time_limit, budget.gap, plan_one)
 

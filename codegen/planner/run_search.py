@@ -1,12 +1,8 @@
-"""Run a search; if the model fits the devices in no way, once more with optimizer states in the host's memory.
-
-Options that narrow the space do not add states on the host: else a narrower space could have a faster plan.
-"""
+"""Run a search; if nothing fits, say whether anything does without the options that narrow the space."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, TypeAlias
 
 from ...formulation.network.network import INFINITE
@@ -50,33 +46,16 @@ def run_search(
     tell: Callable[[str], None],
     freed: Freed | None = None,
 ) -> SearchOutcome:
-    """Search a space (None: no pipelines); if nothing fits, once more with states on the host, if the options admit it.
+    """Search a space (None: no pipelines); if nothing fits, find out whether anything fits without the options.
 
-    A double-buffered schedule keeps no states on the host. `freed` is None if no option narrows the space.
+    `freed` is None if no option narrows the space.
     """
     first = _search_once(problem, space, backend, limits, budget)
-    double_buffered = space is not None and space.schedule.double_buffered
-    if double_buffered and space is not None and all(prod(row) > 1 for row in space.placements):
+    if freed is None or not _lacks_memory(first, limits):
         return first
-    if problem.space.offload is not None or not _lacks_memory(first, limits):
-        return first
-    if freed is not None:
-        tell("nothing fits: searching for any plan without these options")
-        left = Limits(limits.seconds - first.found.seconds, gap=ANY_PLAN)
-        if _search_once(*freed(), backend, left, budget).found.objective is not None:
-            return replace(first, fits_freely=True)
-    tell("nothing fits: searching with optimizer states in the host's memory")
-    left = replace(limits, seconds=limits.seconds - first.found.seconds)
-    offloaded = replace(problem, space=replace(problem.space, offload=True))
-    second = _search_once(offloaded, space, backend, left, budget)
-    found = replace(
-        second.found,
-        seconds=first.found.seconds + second.found.seconds,
-        solving=first.found.solving + second.found.solving,
-        solved=first.found.solved + second.found.solved,
-        kept=first.found.kept + second.found.kept,
-    )
-    return replace(second, found=found)
+    tell("nothing fits: searching for any plan without these options")
+    left = Limits(limits.seconds - first.found.seconds, gap=ANY_PLAN)
+    return replace(first, fits_freely=_search_once(*freed(), backend, left, budget).found.objective is not None)
 
 
 def _search_once(
@@ -102,7 +81,6 @@ def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> d
 
 
 def _lacks_memory(first: SearchOutcome, limits: Limits) -> bool:
-    """True if no plan below the cutoff fits the memory, and the device can use the host's."""
+    """True if no plan below the cutoff fits the memory."""
     cut = limits.cutoff is not None and first.found.missing_bytes is not None
-    host = first.problem.machine.device.host_bandwidth
-    return first.found.objective is None and host is not None and (cut or first.found.status is Status.INFEASIBLE)
+    return first.found.objective is None and (cut or first.found.status is Status.INFEASIBLE)

@@ -35,7 +35,7 @@ def searched_space(
         "outside": outside(problem, space, found, rewritten, schedules),
         "axis_order": "every order" if problem.orders and not found.orders_left_out else "outermost level first",
         "micro_batches": list(problem.micro_batches),
-        **({"offload": True} if problem.space.offload else {}),
+        **({"offload": True} if _offloads(problem) else {}),
         "recompute": list(problem.space.modes),
         **(
             {"joint": {"variables": [*chosen], "programs": [*found.programs]}}
@@ -60,6 +60,11 @@ def searched_space(
         limits_hit.append(_ended_by(found))
         report |= {"refused": refusal_text(found)} if found.refused else {}
     return report | {"limits_hit": limits_hit}
+
+
+def _offloads(problem: PlanningProblem) -> bool:
+    """True if optimizer states may be in the host's memory."""
+    return problem.space.offload is not False and problem.machine.device.host_bandwidth is not None
 
 
 def _ended_by(found: SearchResult) -> str:
@@ -88,9 +93,9 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
             needs += f"{missing / gib:.2f} GiB are missing"
         return DoesNotFitError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
-            + (", with optimizer states in the host's memory" if problem.space.offload else "")
+            + (", with optimizer states in the host's memory" if _offloads(problem) else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
-            + ("; it fits without the options that narrow the search, or perhaps with --offload" * outcome.fits_freely)
+            + ("; it fits without the options that narrow the search" * outcome.fits_freely)
         )
     summary = {
         "model": model.get("reference"),

@@ -46,8 +46,8 @@ class _Searches:
     def bounds(self) -> list[int]:
         """What is proved of the steps on every machine.
 
-        0: nothing, or of another space than that of all plans: without states on the host that others had, or without
-        what a faster plan of another search does (how tables are spread depends on the machine).
+        0: nothing, or of another space than that of all plans: without states on the host, which some machines cannot
+        have, or without what a faster plan of another search does (how tables are spread depends on the machine).
         """
         wide = any(report["space"].get("offload") for report in self.reports)
         known = [r["bound_ns"] if bool(r["space"].get("offload")) == wide else 0 for r in self.reports]

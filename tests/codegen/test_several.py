@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import partita
-from partita.codegen.planner.plan_graph import plan_variant
 from partita.codegen.planner.variants import Variant, best_of
 from partita.formulation.search_space import SearchSpace
 from partita.model.capture.load import load_module
@@ -84,19 +83,3 @@ def test_schedules_are_one_where_there_is_no_pipeline() -> None:
     for options in ({"stages": 1}, {"mesh": (2,)}):
         plan = partita.optimize(module, inputs, Machine.adhoc((2,)), **asked, **options)
         assert "ways" not in plan.report["space"]
-
-
-def test_states_stay_where_they_are_if_another_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dtype that has a plan is not searched once more with its states on the host."""
-    asked: list[tuple[str, bool | None]] = []
-
-    def watched(graph: Any, machine: Any, variant: Variant, *rest: Any) -> Any:
-        asked.append((variant.space.schedule, variant.space.offload))
-        return plan_variant(graph, machine, variant, *rest)
-
-    monkeypatch.setattr("partita.codegen.planner.plan_graph.plan_variant", watched)
-    options = {"batch": 8, "stages": 2, "workers": 1, "cache": "none", "micro_batches": 2}
-    partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=("1f1b", "zero-bubble"), **options)
-    assert asked == [("1f1b", None), ("zero-bubble", False)]
-    with pytest.raises(PartitaError, match="no schedule is named"):
-        partita.optimize(*load_module("mlp", small=True), Machine.adhoc((2,)), schedule=(), **options)
