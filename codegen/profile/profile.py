@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...formulation.parallelism import Parallelism
-from ...formulation.placement.placement import divisors
-from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
 from ...model.files import check_file_writable, check_writable, kept_folder, make_folder, write_atomically
-from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine, local_file
-from ...model.training import Training
-from ...solvers.budget import Budget
 from ...solvers.cache.store import Record, Store
-from ...solvers.executors import Serial, usable_cores
+from ...solvers.executors import usable_cores
 from ..plan.plan import Plan
-from ..planner.context import Context, Tell
-from ..planner.plan_graph import plan_graph
-from ..planner.planner import prepared
+from ..planner.context import Tell
 from ..verification.launch import LaunchError, torchrun
 from . import fit
+from .cases import HOST, device_cases, operator_case, part_of
 from .host import host_calls
-from .kernels import Kernel, distinct, kernels_of
+from .kernels import distinct, kernels_of
 from .local import Local, local, visible
+from .plans import asked_plans
 from .request import ProfileRequest
 
 FOLDER = "profile"
-ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
 SECONDS_EACH = 0.5
-PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
-BESIDE = 1 << 22
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-HOST = {"what": "host"}
-DTYPES = ("float32", "bfloat16", "float64", "float16")
 TIMEOUT = 3600.0
 
 
@@ -62,7 +48,7 @@ def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | No
     plans: Iterable[Plan] = ()
     if request.model is not None:
         tell(f"planning {request.model} on {ranks} ranks in several ways")
-        plans = _plans(request, ranks)
+        plans = asked_plans(request, ranks)
     threads = usable_cores() if ranks == 1 and here.device == "cpu" else 1
     records, measured = measure(here, ranks, plans, threads=threads, again=request.again, tell=tell)
     machine = fit.machine_of(here, ranks, records.values())
@@ -86,16 +72,16 @@ def measure(
     folder, key = kept_folder() / FOLDER, here.key(ranks, threads)
     make_folder(folder)
     check_writable(folder)
-    cases = {_part(case): case for case in _device_cases(ranks, here.device)}
+    cases = {part_of(case): case for case in device_cases(ranks, here.device)}
     kernels = distinct(kernel for plan in plans for kernel in kernels_of(plan))
-    cases |= {_part(case): case for case in map(_operator_case, kernels)}
+    cases |= {part_of(case): case for case in map(operator_case, kernels)}
     store = Store(folder)
     known = {} if again else store.read(key)
     known = {part: record for part, record in known.items() if record["times"] or record["case"]["what"] == "operator"}
     wanted = [(part, case) for part, case in cases.items() if part not in known]
     about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
     tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
-    if (part := _part(HOST)) in cases and part not in known:
+    if (part := part_of(HOST)) in cases and part not in known:
         times = {"call": [float(host_calls(here.device)["host_ns"]), 0.0]}
         store.write(key, part, {"case": HOST, "times": times, "failed": ""})
         wanted = [(other, case) for other, case in wanted if other != part]
@@ -126,73 +112,6 @@ def _result(machine: Machine, path: Path, records: Mapping[str, Record], measure
         "kernels": {of: {"points": n, "error": error} for of, (n, error) in fit.kernel_errors(machine).items()},
         "collectives": fit.collective_errors(machine, records.values()),
     }
-
-
-def _part(case: Mapping[str, Any]) -> str:
-    """Names what is measured, whatever the cost model counts for it."""
-    given = {name: value for name, value in case.items() if name != "counted"}
-    return hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-# What is measured
-
-
-def _device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
-    yield {"what": "resting"}  # before anything else takes memory
-    for dtype in DTYPES:
-        yield {"what": "product", "dtype": dtype}
-    yield {"what": "update", "elements": ELEMENTS[device]}
-    yield {"what": "launch"}
-    yield {"what": "host_copy", "bytes": 1 << 24}
-    if device != "cpu":  # whose host is the device
-        yield HOST
-    for group in sorted(divisors(ranks))[1:]:
-        for kind in KINDS:
-            for payload in PAYLOADS:
-                yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
-    if ranks > 1:
-        yield {"what": "beside", "group": ranks, "bytes": BESIDE}
-
-
-def _operator_case(kernel: Kernel) -> dict[str, Any]:
-    return {"what": "operator", **kernel.case(), "counted": kernel.counted()}
-
-
-def _plans(request: ProfileRequest, ranks: int) -> Iterator[Plan]:
-    """Plans of the model on so many ranks, see `plans_of`."""
-    assert request.model is not None
-    machine = Machine.load("cpu", nodes=ranks).without_memory_limit()
-    budget = Budget(executor=Serial(), gap=0.1)
-    graph, training, context = prepared(
-        request.model, machine, request.training, SearchSpace(), budget, small=request.small
-    )
-    yield from plans_of(graph, training, machine, replace(context, emits=False))
-
-
-def plans_of(graph: PCG, training: Training, machine: Machine, context: Context) -> Iterator[Plan]:
-    """A plan for every product of sizes of parallelism that the model allows."""
-    budget, ranks, found = Budget(executor=Serial(), gap=0.1), machine.devices, 0
-    refused = PartitaError(f"a batch of {training.batch} cannot be divided among {ranks} ranks")
-    for stages, tp in ((s, t) for s in divisors(ranks) for t in divisors(ranks // s)):
-        for micro_batches in (1, 2, 4) if stages == 1 else (stages, 2 * stages):
-            dp = ranks // stages // tp
-            if training.batch % (dp * micro_batches):
-                continue
-            space = SearchSpace(
-                parallelism=Parallelism(dp=dp, tp=tp, zero=0),
-                stages=stages,
-                micro_batches=micro_batches,
-                recompute="none",
-                offload=False,
-                bundles=False,
-            )
-            try:
-                yield plan_graph(graph, machine, training, space, budget, context)
-                found += 1
-            except PartitaError as error:  # a model that cannot be split so
-                refused = error
-    if not found:
-        raise refused
 
 
 # Measuring

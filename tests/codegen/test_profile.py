@@ -19,6 +19,7 @@ from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.planner import optimize
 from partita.codegen.pricing.on_machine import on_machine
 from partita.codegen.pricing.plan_price import plan_price
+from partita.codegen.profile import cases as listed
 from partita.codegen.profile import fit, profile, rank, timing
 from partita.codegen.profile.kernels import distinct, kernels_of
 from partita.codegen.profile.local import Local, joined_alike, links_of
@@ -153,7 +154,7 @@ def records(machine: Machine, ranks: int, spread: float = 0.0) -> list[dict[str,
         return {"call": [fit.collective_ns(machine, case) * noise.uniform(1 - spread, 1 + spread), spread]}
 
     noise = random.Random(0)
-    return [{"case": case, "times": time(case), "failed": ""} for case in profile._device_cases(ranks, "cpu")]
+    return [{"case": case, "times": time(case), "failed": ""} for case in listed.device_cases(ranks, "cpu")]
 
 
 def test_the_fit_recovers_the_machine_that_was_measured() -> None:
@@ -180,7 +181,7 @@ def test_what_is_missing_is_named() -> None:
 def test_a_plan_is_priced_by_what_was_measured_of_its_kernels(plan: Plan, tmp_path: Path) -> None:
     """The step is that of the measured kernels, and the file gives the same machine."""
     kernels = distinct(kernels_of(plan))
-    cases = [profile._operator_case(kernel) for kernel in kernels]
+    cases = [listed.operator_case(kernel) for kernel in kernels]
     times = [
         {phase: [7000.0 + 10 * n, 0.0] for phase in ("forward", "backward") if case["counted"][phase] is not None}
         for n, case in enumerate(cases)
