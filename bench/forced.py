@@ -54,7 +54,7 @@ SECONDS = 120.0
 WIDE = 0.1
 """How often a mesh may have more than three axes: such networks take seconds."""
 
-ADDED: tuple[Flags, ...] = ({"rewrite": True}, {"offload": True}, {"schedule": "all"})
+ADDED: tuple[Flags, ...] = ({"rewrite": True}, {"schedule": "all"})
 """Decisions added to a free search; a case tries one of them."""
 VERDICTS = ("below", "named", "better", "equal", "above")
 """Verdicts on a forced plan; of several searches that it is compared with, the first in this list counts."""
