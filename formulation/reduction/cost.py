@@ -21,16 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
-from ...model.machine.collective_patterns import PATTERNS, STREAMED, Pattern, Shape
+from ...model.machine.collective_patterns import MOST_STREAMED, PATTERNS, STREAMED, Pattern, Shape
 from ...model.machine.collective_price import FREE, CollectivePrice
-from ...model.machine.link_flows import busiest_of_groups, streamed
+from ...model.machine.link_flows import busiest_of_groups, streamed_of_groups
 from ...model.machine.machine import LIBRARIES, PROFILES, Machine
 from .program import Collective, Reduction, ReductionProgram, Step
 
 Over: TypeAlias = tuple[int, int, tuple[int, ...]]
 """First and last level of a step, and the levels on which only digit 0 takes part."""
-
-_MOST_STREAMED = 64  # most devices for which mixed rounds are simulated message by message
 
 
 def step_price(
@@ -84,7 +82,7 @@ def _line(machine: Machine, reduction: Reduction, over: Over, kind: str, profile
     _check(machine, row, over, name)
     if reduction.numbering == "axes":
         return listed(machine, reduction, over, kind, name)
-    if (name, kind) in STREAMED and over[0] < over[1] and reduction.placement.devices <= _MOST_STREAMED:
+    if (name, kind) in STREAMED and over[0] < over[1] and reduction.placement.devices <= MOST_STREAMED:
         return _streamed(machine, reduction, over, kind, name)
     wired = any(level.wiring for level in machine.levels[reduction.machine_levels[over[0]] :])
     return routed(machine, reduction, over, kind, name) if wired else symmetric(machine, row, over, kind, name)
@@ -95,12 +93,7 @@ def _streamed(machine: Machine, reduction: Reduction, over: Over, kind: str, pro
     """Price for a share of 1 when the rounds of a collective overlap on the links."""
     members = _members(reduction, over)
     phases = PATTERNS[profile][kind](reduction.sizes[over[0] : over[1] + 1], 0)
-    source, target = (np.concatenate([getattr(x.shape, end) for x in phases]) for end in ("source", "target"))
-    arrival = np.full(members.shape[1], -1)  # index of the message that delivers a member's data
-    arrival[target] = np.arange(len(target))
-    first = len(target) * np.arange(len(members))[:, None]
-    after = np.where(arrival[source] < 0, -1, arrival[source] + first)
-    seconds = streamed(machine, members[:, source].ravel(), members[:, target].ravel(), 1.0, after.ravel())
+    seconds = streamed_of_groups(machine, members, [phase.shape for phase in phases])
     return CollectivePrice(routed(machine, reduction, over, kind, profile).latency_ns, 1e9 * seconds)
 
 

@@ -5,9 +5,9 @@ groups at once; the busiest link decides:
 
     launch + hops * latency + max over links (bytes over the link / its bandwidth)
 
-Members of a group are ordered by rank. This is `reduction.cost.step_price` for the given groups instead of those of a
-whole machine (without the mixed rounds of gloo's broadcast, which no path uses). A group that does not fill units
-evenly counts as flat, with the mean latency between neighbours per hop.
+Members of a group are ordered by rank, from the root on if there is one. This is `reduction.cost.step_price` for the
+given groups instead of those of a whole machine. A group that does not fill units evenly counts as flat, with the mean
+latency between neighbours per hop.
 
 Sends: all messages of a step flow at once, over the links of sender and receiver on every level on which their units
 differ: those of one node share its network card, per direction. A device sends (and receives) its messages one after
@@ -27,14 +27,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.machine.collective_patterns import PATTERNS, Shape, Sizes
+from ...model.machine.collective_patterns import MOST_STREAMED, PATTERNS, STREAMED, Shape, Sizes, TrafficPhase
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
-from ...model.machine.link_flows import busiest, busiest_of_groups
-from ...model.machine.machine import Machine
+from ...model.machine.link_flows import busiest, busiest_of_groups, streamed_of_groups
+from ...model.machine.machine import LIBRARIES, Machine
 from .roles import Counts, D
 
 Numbers: TypeAlias = NDArray[np.int64]
 Key: TypeAlias = tuple[tuple[int, ...], bytes]
+
+ROOTED = frozenset({"broadcast", "reduce"})
+"""Collectives from or to one member, the first of its group."""
 
 
 class GroupSpread(NamedTuple):
@@ -73,7 +76,8 @@ class TransitionPrices:
         self._latency = np.array([level.latency_ns for level in machine.levels], dtype=np.float64)
         self._spreads: dict[Key, GroupSpread] = {}
         self._lines: dict[tuple[str, Key], CollectivePrice] = {}
-        self._seconds: dict[tuple[Shape, Key], float] = {}
+        self._seconds: dict[tuple[Shape, Key, bool], float] = {}
+        self._profile = LIBRARIES[machine.collectives][0]
         launch = machine.device.launch_ns
         self._local = CollectivePrice(launch, 2e9 / machine.device.memory_bandwidth)
 
@@ -84,23 +88,27 @@ class TransitionPrices:
     def collective(self, kind: str, groups: Numbers) -> CollectivePrice:
         """A collective in all groups [groups, members] at once, as a line in the bytes of a member before it.
 
-        An all-gather counts the bytes after it.
+        An all-gather counts the bytes after it. The first member of a group is its root.
         """
-        return self.line(kind, self.spread(groups))
+        return self.line(kind, self.spread(groups, rooted=kind in ROOTED))
 
     def line(self, kind: str, spread: GroupSpread) -> CollectivePrice:
         """`collective` for groups whose spread is known."""
         key = kind, spread.key
         if key not in self._lines:
-            phases = PATTERNS[self.machine.collectives][kind](spread.sizes, spread.across)
+            phases = PATTERNS[self._profile][kind](spread.sizes, spread.across)
             hops = sum(x.laps * float(np.dot(x.shape.hops, spread.delay)) for x in phases)
-            rate = 1e9 * sum(x.share * self._seconds_per_byte(x.shape, spread) for x in phases)
+            rate = 1e9 * self._seconds_per_byte(kind, phases, spread)
             self._lines[key] = CollectivePrice(self.machine.device.launch_ns + hops, rate)
         return self._lines[key]
 
-    def spread(self, groups: Numbers) -> GroupSpread:
-        """The levels that groups [groups, members] spread over."""
-        groups = self._moved(np.sort(groups, axis=1))
+    def spread(self, groups: Numbers, rooted: bool = False) -> GroupSpread:
+        """The levels that groups [groups, members] spread over; `rooted`: the first member stays the first."""
+        roots, groups = groups[:, :1], np.sort(groups, axis=1)
+        if rooted:  # a ring passes the devices in their order, wherever it begins
+            start = (groups == roots).argmax(axis=1)[:, None]
+            groups = np.take_along_axis(groups, (start + np.arange(groups.shape[1])) % groups.shape[1], axis=1)
+        groups = self._moved(groups)
         key = groups.shape, groups.tobytes()
         if key not in self._spreads:
             self._spreads[key] = GroupSpread(
@@ -136,6 +144,22 @@ class TransitionPrices:
         latency = self._latency[self._split_level(source[:, None], away[None, :])].min(axis=0)
         return MessageFloor(len(away), len(source), float(latency.max()), float(latency.min()), 1e9 * rate * (1 - 1e-9))
 
+    def rooted_floor(self, roots: Sequence[int], others: Sequence[int]) -> MessageFloor:
+        """Lower bound on broadcasts from `roots` to `others`, or reduces the other way, k others for each root.
+
+        In a unit without a root at least every k-th of the others takes part in another group, and the data of each
+        group crosses the unit's link once.
+        """
+        root, other = np.array(roots), np.array(others)
+        away, k, rate = other[~np.isin(other, root)], len(others) // len(roots), 0.0
+        for level, below in zip(self.machine.levels, self.below, strict=True):
+            alone = (away // below)[~np.isin(away // below, root // below)]
+            if level.wiring is None and len(alone):
+                groups = -(-int(np.unique(alone, return_counts=True)[1].max()) // k)
+                rate = max(rate, groups / level.bandwidth)
+        least = float(self._latency.min())
+        return MessageFloor(1, 1, least, least, 1e9 * rate * (1 - 1e-9))
+
     def one_message(self) -> MessageFloor:
         """Lower bound on any one message."""
         wired = any(level.wiring for level in self.machine.levels)
@@ -163,10 +187,16 @@ class TransitionPrices:
             first = groups.min()
         return groups
 
-    def _seconds_per_byte(self, shape: Shape, spread: GroupSpread) -> float:
-        key = shape, spread.key
+    def _seconds_per_byte(self, kind: str, phases: Sequence[TrafficPhase], spread: GroupSpread) -> float:
+        if (self._profile, kind) in STREAMED and len(spread.sizes) > 1 and spread.groups.size <= MOST_STREAMED:
+            return streamed_of_groups(self.machine, spread.groups, [x.shape for x in phases])
+        machine = self.machine.carrying(kind)
+        return sum(x.share * self._seconds_of(machine, x.shape, spread) for x in phases)
+
+    def _seconds_of(self, machine: Machine, shape: Shape, spread: GroupSpread) -> float:
+        key = shape, spread.key, machine is self.machine
         if key not in self._seconds:
-            self._seconds[key] = busiest_of_groups(self.machine, spread.groups, shape)
+            self._seconds[key] = busiest_of_groups(machine, spread.groups, shape)
         return self._seconds[key]
 
     def _levels(self, split_level: Numbers) -> tuple[Sizes, NDArray[np.float64], int]:

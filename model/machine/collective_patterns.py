@@ -213,3 +213,6 @@ STREAMED = frozenset({("gloo", "broadcast")})
 """Collectives whose members start the sends of all rounds once they have the data (gloo/broadcast.cc).
 
 On one level, members proceed round by round; over several levels, some have the data earlier, so rounds overlap."""
+
+MOST_STREAMED = 64
+"""Most devices for which mixed rounds are simulated message by message."""

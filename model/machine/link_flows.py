@@ -4,6 +4,7 @@ A message loads the links of the sender's and of the receiver's unit on every le
 wired level it loads the resources on its route. The busiest resource decides.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -54,6 +55,20 @@ def streamed(machine: Machine, source: Numbers, target: Numbers, size: float, af
         left[going[~done]] -= rate[~done] * step
         seconds += step
     return seconds
+
+
+def streamed_of_groups(machine: Machine, groups: Numbers, shapes: Sequence[Shape]) -> float:
+    """Seconds per byte per member until all groups [groups, members] have sent shapes whose rounds overlap.
+
+    A member starts the sends of all shapes once it has the data, which it receives once; the first has it from the
+    start.
+    """
+    source, target = (np.concatenate([getattr(shape, end) for shape in shapes]) for end in ("source", "target"))
+    arrival = np.full(groups.shape[1], -1)  # index of the message that delivers a member's data
+    arrival[target] = np.arange(len(target))
+    first = len(target) * np.arange(len(groups))[:, None]
+    after = np.where(arrival[source] < 0, -1, arrival[source] + first)
+    return streamed(machine, groups[:, source].ravel(), groups[:, target].ravel(), 1.0, after.ravel())
 
 
 def _fair(load: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,14 +17,18 @@ V100 = Machine.load("v100-32gb", nodes=4)
 KINDS = {kind.value.replace("-", "_"): kind for kind in Collective}
 
 
+@pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("machine", ["v100-32gb", "gcp-v100", "dgx-a100"])
 @pytest.mark.parametrize("rows", [((1, 8), (4, 1)), ((4, 1), (1, 8)), ((2, 2), (2, 4)), ((4, 8), (1, 1))])
-@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"])
 def test_groups_of_the_whole_machine_cost_what_the_planner_pays(
-    machine: str, rows: tuple[tuple[int, int], ...], kind: str
+    machine: str, rows: tuple[tuple[int, int], ...], kind: str, measured: bool
 ) -> None:
     """Row 0 is reduced; its groups are those of every other coordinate."""
     known = Machine.load(machine, nodes=4)
+    if measured:  # what `partita profile` names, and gathers that reach half of the bandwidth
+        levels = tuple(replace(level, scatter_share=0.5) for level in known.levels)
+        known = replace(known, levels=levels, collectives="nccl")
     reduction = Reduction(of_rows(rows), (0,))
     depth = len(reduction.sizes)
     planner = step_price(known, reduction, Step(KINDS[kind], 0, depth - 1, ()), 1.0)
@@ -30,6 +36,25 @@ def test_groups_of_the_whole_machine_cost_what_the_planner_pays(
     ours = TransitionPrices(known).collective(kind, groups)
     assert ours.latency_ns == pytest.approx(planner.latency_ns)
     assert ours.ns_per_byte == pytest.approx(planner.ns_per_byte)
+
+
+def test_rounds_of_gloo_s_broadcast_mix_as_the_planner_says() -> None:
+    known, reduction = Machine.load("v100-32gb", nodes=2), Reduction(of_rows(((2, 4), (1, 2))), (0,))
+    gloo = replace(known, collectives="gloo")
+    groups = reduction.members().reshape(-1, 8)
+    for kind in ("broadcast", "reduce"):
+        planner = step_price(gloo, reduction, Step(KINDS[kind], 0, 1, ()), 1.0)
+        ours = TransitionPrices(gloo).collective(kind, groups)
+        assert (ours.latency_ns, ours.ns_per_byte) == pytest.approx((planner.latency_ns, planner.ns_per_byte))
+
+
+def test_a_root_elsewhere_turns_the_ring() -> None:
+    """From the middle of a node the way round leaves and enters it again."""
+    prices, (node, gpu) = TransitionPrices(V100), (V100.latency_ns(0), V100.latency_ns(1))
+    first, middle = (prices.collective("broadcast", np.array([group])) for group in ([0, 1, 8, 9], [1, 0, 8, 9]))
+    assert first.latency_ns - V100.device.launch_ns == node + 2 * gpu
+    assert middle.latency_ns - V100.device.launch_ns == 2 * node + gpu
+    assert first.ns_per_byte == middle.ns_per_byte
 
 
 def test_fewer_groups_on_a_card_cost_less() -> None:
