@@ -1,18 +1,21 @@
 """Transitions between device groups, as messages from device to device (SuperScaler, Figure 10, g and h).
 
 Every device fetches the overlaps of its box from devices that hold them, then concatenates and adds them (section 3.3).
-Of several holders of a replica it prefers itself, then the nearest, then the one that has sent least.
+Of several holders of a replica it prefers itself, then the nearest, then the one that has sent least. Where one device
+sends its piece to several, or adds up those of several, a broadcast or a reduce may do it for less.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from .prices import MessageFloor, Payload
-from .roles import Counts, D, R, V
+import numpy as np
+
+from .prices import ROOTED, MessageFloor, Payload
+from .roles import Counts, D, V
 from .state import RVD, Box, Piece, PieceMessage, RvdStep, State
 
 
@@ -25,15 +28,37 @@ class Crossing(NamedTuple):
     size_bytes: int
 
 
+class CrossingFloor(NamedTuple):
+    """Lower bounds on a crossing between two groups: by messages, and by rooted collectives if there can be any."""
+
+    messages: MessageFloor
+    rooted: MessageFloor | None
+
+    def any_ns(self, tensor: Payload, sources: int, targets: int) -> int:
+        """Least time of any crossing from as many devices to as many others."""
+        whole, launch = prod(tensor.shape) * tensor.itemsize, tensor.prices.machine.device.launch_ns
+        found = self.messages.ns(1, whole // targets, launch)  # every receiver gets its share
+        if self.rooted is None:
+            return found
+        return min(found, self.rooted.ns(1, whole // min(sources, targets), launch))
+
+
+def crossing_floor(sources: Sequence[int], targets: Sequence[int], tensor: Payload) -> CrossingFloor:
+    """Lower bounds on crossings from the devices `sources` to the devices `targets`."""
+    few, many = sorted((sources, targets), key=len)
+    rooted = tensor.prices.rooted_floor(few, many) if len(few) < len(many) and not len(many) % len(few) else None
+    return CrossingFloor(tensor.prices.floor(sources, targets), rooted)
+
+
 def crossing(a: Counts, b: Counts, tensor: Payload) -> Crossing | None:
-    """The transition between two RVDs: at most one count (R or a dim) grows or shrinks; None if there is none.
+    """The transition between two RVDs: at most one count (R or a dim) grows or shrinks, or V shrinks; else None.
 
     If neither device count divides the other, pieces are sent overlap by overlap.
     """
-    if a[V] != b[V]:
-        return None
     size = min(tensor.size_bytes(a), tensor.size_bytes(b))
     changed = [role for role, counts in enumerate(zip(a, b, strict=True)) if counts[0] != counts[1]]
+    if V in changed:
+        return Crossing("reduce", None, a[V] // b[V], size) if changed == [V] and a[V] % b[V] == 0 else None
     if not changed:
         return Crossing("move", None, 1, size)
     i = changed[0]
@@ -55,15 +80,23 @@ def partners(counts: Counts, devices: int, candidates: Iterable[Counts]) -> Iter
         return list(candidates)
     if here == devices:
         return (counts,)
-    roles = (R, *range(D, len(counts)))
+    roles = range(len(counts))
     if devices > here:
         return [(*counts[:i], counts[i] * devices // here, *counts[i + 1 :]) for i in roles]
     k = here // devices
     return [(*counts[:i], counts[i] // k, *counts[i + 1 :]) for i in roles if counts[i] % k == 0]
 
 
-def least(kind: Crossing, a: Counts, b: Counts, floor: MessageFloor, tensor: Payload) -> int:
+def least(kind: Crossing, a: Counts, b: Counts, floor: CrossingFloor, tensor: Payload) -> int:
     """Lower bound on the price of a crossing (ns), for any assignment to devices."""
+    found = _least_sent(kind, a, b, floor.messages, tensor)
+    if kind.kind in ROOTED and floor.rooted is not None:
+        found = min(found, floor.rooted.ns(1, kind.size_bytes, tensor.prices.machine.device.launch_ns))
+    return found
+
+
+def _least_sent(kind: Crossing, a: Counts, b: Counts, floor: MessageFloor, tensor: Payload) -> int:
+    """`least` where the crossing is messages."""
     prices, mine, theirs = tensor.prices, tensor.size_bytes(a), tensor.size_bytes(b)
     bound = floor.ns(kind.each, kind.size_bytes, prices.machine.device.launch_ns)
     if not bound:
@@ -75,21 +108,53 @@ def least(kind: Crossing, a: Counts, b: Counts, floor: MessageFloor, tensor: Pay
 
 
 def crossed(source: State, target: State, tensor: Payload, kind: str = "send-recv", dim: int | None = None) -> RvdStep:
-    """The step of a crossing between two states."""
+    """The step of a crossing between two states; a broadcast or reduce that costs no less than sends is `send-recv`."""
     messages = fetch(source, target, tensor)
     sent = [m for m in messages if m.sender != m.receiver]
     groups = _grouped(sent, kind)
     cost = price_of(messages, source, target, tensor)
     size = max((elements(m.box) * tensor.itemsize for m in sent), default=0)
+    if kind in ROOTED:
+        together = _rooted_ns(kind, groups, messages, size, tensor)
+        if together is None or together >= cost:
+            kind, groups = "send-recv", _grouped(sent, "send-recv")
+        else:
+            cost = together
     return RvdStep(kind, dim, groups, source, target, size_bytes=size, cost_ns=cost, messages=messages)
 
 
+def _rooted_ns(
+    kind: str, groups: Sequence[tuple[int, ...]], messages: Iterable[PieceMessage], size_bytes: int, tensor: Payload
+) -> int | None:
+    """Price of one collective in every group; None unless the groups are of one size and share no device.
+
+    The root of a reduce that has no addend of its own adds zeros.
+    """
+    members = [device for group in groups for device in group]
+    if not groups or len({*members}) < len(members) or len({*map(len, groups)}) > 1:
+        return None
+    found = tensor.prices.collective(kind, np.array(groups)).ns(size_bytes)
+    if kind == "reduce" and not {group[0] for group in groups} <= adding_roots(messages):
+        found += tensor.prices.local(size_bytes)
+    return found
+
+
+def adding_roots(messages: Iterable[PieceMessage]) -> set[int]:
+    """The devices that keep what they hold, so that a reduce to them adds it."""
+    return {m.receiver for m in messages if m.sender == m.receiver}
+
+
 def _grouped(sent: Iterable[PieceMessage], kind: str) -> tuple[tuple[int, ...], ...]:
-    """Groups per receiver (senders, then receiver) or per sender (sender, then receivers), or pairs."""
+    """Groups per receiver (senders, then receiver) or per sender (sender, then receivers), or pairs.
+
+    The root of a reduce comes first, as that of a broadcast.
+    """
     found: dict[int, list[int]] = defaultdict(list)
-    if kind == "RD-gather":
+    if kind in ("RD-gather", "reduce"):
         for m in sent:
             found[m.receiver].append(m.sender)
+        if kind == "reduce":
+            return tuple((receiver, *senders) for receiver, senders in found.items())
         return tuple((*senders, receiver) for receiver, senders in found.items())
     if kind in ("RD-scatter", "broadcast"):
         for m in sent:

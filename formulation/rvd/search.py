@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
-from .crossing import Crossing, crossed, crossing, least, partners
+from .crossing import Crossing, CrossingFloor, crossed, crossing, crossing_floor, least, partners
 from .grid import grids
 from .prices import Payload, prices_on
 from .reach import Side, allowed
@@ -120,11 +119,11 @@ class _Joining:
     def __init__(self, starts: Sequence[Side], ends: Sequence[Side], tensor: Payload, one_group: bool) -> None:
         self.starts, self.ends, self.tensor, self.one_group = starts, ends, tensor, one_group
         self.one_grid = len(starts) == len(ends) == 1 and np.array_equal(starts[0].grid.devices, ends[0].grid.devices)
-        prices, numbers = tensor.prices, (starts[0].grid.numbers, ends[0].grid.numbers)
-        # Different states of one group take at least one message; between groups every receiver gets its share.
-        self.floor = prices.one_message() if one_group else prices.floor(*numbers)
-        each = prod(tensor.shape) * tensor.itemsize // len(numbers[1])
-        self.cheapest_ns = 0 if one_group else self.floor.ns(1, each, prices.machine.device.launch_ns)
+        sources, targets = starts[0].grid.numbers, ends[0].grid.numbers
+        # Different states of one group take at least one message.
+        one = CrossingFloor(tensor.prices.one_message(), None)
+        self.floor = one if one_group else crossing_floor(sources, targets, tensor)
+        self.cheapest_ns = 0 if one_group else self.floor.any_ns(tensor, len(sources), len(targets))
         self.found: _Join | None = None
         self.limit_ns = 0
         self._order = count()

@@ -137,11 +137,12 @@ class RvdStep:
     all-to-all      D to D  is cut    member j gets part j of it, and contributes part j of the dim `joined`
     move            to as many        sender, receiver
     RD-scatter      to more is cut    sender, its receivers
-    broadcast       to more           sender, its receivers
+    broadcast       to more           sender, its receivers: one collective
+    reduce          to fewer          receiver, its senders: one collective, in which a receiver without an addend has 0
     RD-gather       to fewer is joined, or None if one replica is sent    senders, then their receiver
     send-recv       to any            sender, receiver
 
-    The last five use `messages` between devices; a device sends to itself what it keeps.
+    The last six use `messages` between devices; a device sends to itself what it keeps.
     `size_bytes`: of a member's piece before the step (after it for all-gather, pad and chunks), or the largest message.
     """
 

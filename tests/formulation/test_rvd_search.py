@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from itertools import groupby, pairwise
+from collections import Counter
+from itertools import groupby, pairwise, product
 from math import prod
 
 import numpy as np
 import pytest
 
-from partita.formulation.rvd.crossing import crossed, crossing, least
+from partita.formulation.reduction.cost import price_of_groups
+from partita.formulation.rvd.crossing import crossed, crossing, crossing_floor, least
 from partita.formulation.rvd.grid import Grid, grids
 from partita.formulation.rvd.prices import Payload, TransitionPrices, prices_on
 from partita.formulation.rvd.reach import Side
@@ -122,13 +124,39 @@ def test_backward_costs_what_forward_does(r: int, v: int, d: tuple[int, ...]) ->
 @pytest.mark.parametrize("seed", range(0, 60, 3))
 def test_bounds_of_crossings_hold(seed: int) -> None:
     source, target, shape, item = some_case(seed)
-    a, b = source.canonical(), target.canonical()
-    if set(a.devices) == set(b.devices):
-        return
-    tensor = Payload(shape, item, prices_on(V100))
-    floor = tensor.prices.floor(a.devices, b.devices)
+    if {*source.devices} != {*target.devices}:
+        crossings(source, target, Payload(shape, item, prices_on(V100)))
+
+
+@pytest.mark.parametrize("name", ["v100-32gb", "cpu", "gcp-v100", "dgx-a100"])
+def test_bounds_of_broadcasts_and_reduces_hold(name: str) -> None:
+    """Roots in the groups or beside them, many groups on a card or one, in any order."""
+    kinds: Counter[str] = Counter()
+    machine, rng = Machine.load(name, nodes=8 if name == "cpu" else 2), random.Random(1)
+    everyone = range(min(machine.devices, 16))
+    for few, many, overlaps in product((1, 2, 3), (2, 4, 6, 8), (False, True)):
+        if many <= few or many % few or few + many > len(everyone):
+            continue
+        devices = rng.sample(everyone, many + few)
+        small, large = devices[:few], devices[0 if overlaps else few :][:many]
+        for letter, source, target in (("R", small, large), ("V", large, small)):
+            start, end = (State.natural(some_rvd(rng, len(x), 1), x) for x in (source, target))
+            kinds += crossings(start, end, Payload((48,), rng.choice((8, 80_000)), prices_on(machine)))
+            parts = few if rng.random() < 0.5 else 1
+            wide = RVD(*((many // parts, 1) if letter == "R" else (few // parts, many // few)), (parts,))
+            narrow = RVD(few // parts, 1, (parts,))
+            pair = (narrow, wide) if letter == "R" else (wide, narrow)
+            start, end = (State.natural(rvd, x) for rvd, x in zip(pair, (source, target), strict=True))
+            kinds += crossings(start, end, Payload((48,), rng.choice((8, 80_000)), prices_on(machine)))
+    assert min(kinds["broadcast"], kinds["reduce"]) > 10
+
+
+def crossings(source: State, target: State, tensor: Payload) -> Counter[str]:
+    """Check crossings between the first states on both sides, and that none costs less than the bounds say."""
+    a, b, shape = source.canonical(), target.canonical(), tensor.shape
+    floor, kinds = crossing_floor(a.devices, b.devices, tensor), Counter[str]()
     (ours, *_), (theirs, *_) = grids(a, tensor.prices), grids(b, tensor.prices)
-    (one, _), (other, _) = (side(state, shape) for state in (a, b))
+    one, other = Side(ours, tensor, frozenset(KINDS), False), Side(theirs, tensor, frozenset(KINDS), False)
     for found in (one, other):
         while found.next_ns < 10**12 and len(found.reached) < 25:
             found.settle(10**12)
@@ -138,8 +166,11 @@ def test_bounds_of_crossings_hold(seed: int) -> None:
             kind = crossing(x, y, tensor)
             if kind is not None:
                 step = crossed(ours.state(left), theirs.state(right), tensor, kind.kind, kind.dim)
+                assert floor.any_ns(tensor, len(a.devices), len(b.devices)) <= step.cost_ns
                 assert least(kind, x, y, floor, tensor) <= step.cost_ns
                 check(Path((step,), step.cost_ns), step.before, step.after, shape)
+                kinds[step.kind] += 1
+    return kinds
 
 
 # The paper's figures
@@ -161,22 +192,24 @@ def test_figure_11() -> None:
 
 
 def test_figure_18_a() -> None:
-    """Four copies on a server to eight on another: a part of each over the network, gathered where it is fast."""
+    """Four copies on a server to eight on another: a part of each over the network, gathered where it is fast.
+
+    The paper halves each part once more as it is sent; a broadcast to both receivers loads the card no more.
+    """
     source, target = State.natural(RVD(4, 1, (1,)), range(4)), State.natural(RVD(8, 1, (1,)), range(8, 16))
     path = search(source, target, (2**10,), 2**16, V100)
-    assert merged(path) == ["schunk", "RD-scatter", "all-gather"]
-    scatter = path.steps[1]
-    assert [len(group) for group in scatter.groups] == [3] * 4  # a sender and two receivers
-    assert scatter.size_bytes == 2**26 // 8
+    assert merged(path) == ["schunk", "broadcast", "all-gather"]
+    assert [len(group) for group in path.steps[1].groups] == [3] * 4  # a sender and two receivers
+    assert path.steps[1].size_bytes == 2**26 // 4
     assert path.cost_ns < send_receive(source, target, (2**10,), 2**16, V100).cost_ns / 7
     check(path, source, target, (2**10,))
 
 
 def test_figure_18_b() -> None:
-    """Four addends to eight parts."""
+    """Four addends to eight parts; as in (a), each part is broadcast, and then cut, where the paper sends halves."""
     source, target = State.natural(RVD(1, 4, (1,)), range(4)), State.natural(RVD(1, 1, (8,)), range(8, 16))
     path = search(source, target, (2**24,), 4, V100)
-    assert merged(path) == ["reduce-scatter", "RD-scatter"]
+    assert merged(path) == ["reduce-scatter", "broadcast", "schunk"]
     assert search(source, target, (2**24,), 4, V100, inter=False).kinds == ("send-recv",)
 
 
@@ -188,6 +221,43 @@ def test_sums_of_a_group_over_two_servers_go_by_levels() -> None:
     assert merged(path) == ["reduce-scatter", "all-reduce", "all-gather"]
     sum_ = next(step for step in path.steps if step.kind == "all-reduce")
     assert sum_.groups == tuple((i, 8 + i) for i in range(8)) and sum_.size_bytes == 2**26 // 8
+
+
+@pytest.mark.parametrize("machine", ["v100-32gb", "dgx-a100"])
+@pytest.mark.parametrize("replicas", [range(4), range(1, 5), range(8), range(8, 16)])
+def test_one_piece_for_many_is_one_broadcast(machine: str, replicas: range) -> None:
+    """It passes each link once; before, parts were sent and gathered."""
+    known = Machine.load(machine, nodes=4)
+    source, target = State.natural(RVD(1, 1, (1,)), [0]), State.natural(RVD(len(replicas), 1, (1,)), replicas)
+    path = search(source, target, (2**24,), 4, known)
+    assert path.kinds == ("broadcast",) and path.steps[0].groups == ((0, *(d for d in replicas if d)),)
+    group = np.array([sorted({0, *replicas})])
+    assert path.cost_ns == price_of_groups(known, group, "broadcast").ns(2**26) if 0 in replicas else path.cost_ns
+    check(path, source, target, (2**24,))
+
+
+@pytest.mark.parametrize("addends", [range(4), range(8), range(1, 5), range(8, 12)])
+def test_addends_for_one_are_one_reduce(addends: range) -> None:
+    """To one of them, or to another device, which adds zeros."""
+    source, target = State.natural(RVD(1, len(addends), (1,)), addends), State.natural(RVD(1, 1, (1,)), [0])
+    path = search(source, target, (2**20,), 4, V100)
+    assert path.kinds == ("reduce",) and path.steps[0].groups == ((0, *(d for d in addends if d)),)
+    group, zeros = np.array([[0, *(d for d in addends if d)]]), 0 if 0 in addends else prices_on(V100).local(2**22)
+    assert path.cost_ns == prices_on(V100).collective("reduce", group).ns(2**22) + zeros
+    check(path, source, target, (2**20,))
+
+
+def test_each_of_two_broadcasts_to_its_own_and_shared_cards_count() -> None:
+    """Two parts to three replicas each, on a server of their own or on one that both broadcasts enter."""
+    source = State.natural(RVD(1, 1, (2,)), (0, 1))
+    costs = []
+    for targets in ((8, 16, 9, 17, 10, 18), (8, 9, 10, 11, 12, 13)):
+        target = State.natural(RVD(3, 1, (2,)), targets)
+        path = search(source, target, (2**24,), 4, V100)
+        assert path.kinds == ("broadcast",) and [len(group) for group in path.steps[0].groups] == [4, 4]
+        check(path, source, target, (2**24,))
+        costs.append(path.cost_ns)
+    assert costs[0] == pytest.approx(costs[1], rel=0.01)  # both leave by one card
 
 
 # What callers ask
