@@ -8,6 +8,7 @@ Every source is a box on a device; every target is a box on a device that takes 
     parts along an atom       their union                      all_gather
     parts along an atom       parts along another              all_to_all
     one                       its box, on other devices        broadcast
+    one box, addends          that box, on any one device      reduce
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,10 @@ def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> GroupPatter
         (root,) = sources
         others = tuple(sorted(target for target in targets if target != root))
         return GroupPattern("broadcast", (root, *others)) if len(others) > 1 else None
+    if len(targets) == 1 and len(held) == 1 and held == wanted:
+        (root,) = targets
+        others = tuple(sorted(source for source in sources if source != root))
+        return GroupPattern("reduce", (root, *others)) if len(others) > 1 else None
     if sources.keys() != targets.keys() or len(sources) < 2:
         return None
     if held == wanted and len(held) == 1:

@@ -161,7 +161,7 @@ class EventBuilder:
     def collective(
         self, pattern: GroupPattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
     ) -> dict[int, Register]:
-        """A collective; `boxes`: the part of each device afterwards. The root of a broadcast keeps its register."""
+        """A collective; `boxes`: the part of each device afterwards, without which it keeps its register."""
         place = self.after(list(sources.values()), floor)
         mask, via = combined(list(sources.values()))
         tensor = next(iter(sources.values())).tensor

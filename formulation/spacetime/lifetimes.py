@@ -21,7 +21,7 @@ and all other tensors, such as gradients of activations and communication buffer
 
 _HERE = ("input", "buffer")
 _AFTER_FORWARD = (Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
-_ROOM = {"all_reduce": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
+_ROOM = {"all_reduce": 0, "reduce": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
 """Contiguous staging copies, in units of the larger of input and output, while a collective runs."""
 
 _SAME_GRADIENT = {"view", "permute", "expand", "contiguous", "detach", "add"}
@@ -76,6 +76,8 @@ class _Device:
                     self.of[target] = self.of[source]
                 case Collective(kind="broadcast", source=Register() as source, target=target):
                     self.of[target] = self.of[source]
+                case Collective(kind="reduce", source=Register() as source, target=target) if source == target:
+                    self._new(self.prices.register_bytes(source), "transients", index)  # the copy that it adds up in
                 case Collective(kind=kind, source=Register() as source, target=target):
                     room = max(map(self.prices.register_bytes, (source, target)))
                     self._new(_ROOM[kind] * room, "transients", index)

@@ -88,8 +88,9 @@ class Collective:
     """One device's share of a collective of `group` (ordered ranks).
 
     `kind` is all_reduce, all_gather (along `atoms[0]`), reduce_scatter (along `atoms[0]`), all_to_all (from split along
-    `atoms[0]` to split along `atoms[1]`), or broadcast (from `group[0]`, whose target is its source; the others have no
-    source). Member k has part k along the atom, within the register's own range.
+    `atoms[0]` to split along `atoms[1]`), broadcast (from `group[0]`, whose target is its source; the others have no
+    source), or reduce (to `group[0]`; the target of the others is their source). Member k has part k along the atom,
+    within the register's own range.
     """
 
     key: int
@@ -146,7 +147,7 @@ def writes(instruction: Instruction) -> tuple[Register, ...]:
         case Accumulate():
             return (instruction.total,)
         case Collective(source=source, target=target) if source == target:
-            return ()  # the root of a broadcast
+            return ()  # the root of a broadcast, a member of a reduce
         case Send():
             return ()
     return (instruction.target,)
@@ -160,7 +161,8 @@ def waits_for(instruction: Instruction) -> tuple[Register, ...]:
 
 def ready_after(instruction: Instruction) -> tuple[Register, ...]:
     """The registers that are ready once an instruction has ended, the source of a broadcast included."""
-    return (instruction.target,) if isinstance(instruction, Collective) else writes(instruction)
+    sent = isinstance(instruction, Collective) and instruction.kind == "broadcast"
+    return (*reads(instruction), *writes(instruction)) if sent else writes(instruction)
 
 
 @dataclass(frozen=True, slots=True)

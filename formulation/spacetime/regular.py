@@ -5,11 +5,14 @@ per device; every reader takes its part of the whole region.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd, prod
 from typing import TypeAlias
 
+from ..rvd.crossing import adding_roots
+from ..rvd.prices import ROOTED
 from ..rvd.state import RVD, Path, Piece, RvdStep, State
 from .aligned import GroupPattern
 from .builder import EventBuilder, Part, Place
@@ -134,11 +137,28 @@ def ready(path: Path, held: Mapping[int, int]) -> dict[int, int]:
     return at
 
 
-def follow(path: Path, region: Region, held: Registers, builder: EventBuilder, floor: Place) -> Registers:
-    """Add the steps of a path to the program; returns the final registers."""
+def follow(
+    path: Path,
+    region: Region,
+    held: Registers,
+    builder: EventBuilder,
+    floor: Place,
+    own: Callable[[int, Box], Register],
+) -> Registers:
+    """Add the steps of a path to the program; returns the final registers.
+
+    `own`: what a device adds to what it gets in a box at the end of the path.
+    """
+
+    def zeros(device: int, box: Box) -> Register:
+        return builder.zeros(device, next(iter(held.values())).tensor, box, floor)
+
     for step in path.steps:
         boxes = region.boxes(step.after)
-        if step.messages:
+        if step.kind in ROOTED:
+            adds = own if step is path.steps[-1] else zeros
+            held = _rooted(step, boxes, held, partial(builder.collective, floor=floor), adds)
+        elif step.messages:
             held = _exchange(step, region, held, builder, floor)
         elif step.kind in COLLECTIVES:
             atoms = tuple(region.dims[dim] for dim in (step.joined, step.dim) if dim is not None)
@@ -151,6 +171,27 @@ def follow(path: Path, region: Region, held: Registers, builder: EventBuilder, f
             assert step.kind == "schunk", step.kind  # the only other step without addends
             held = {device: builder.slice(register, boxes[device], floor) for device, register in held.items()}
     return held
+
+
+def _rooted(
+    step: RvdStep,
+    boxes: Mapping[int, Box],
+    held: Registers,
+    collective: Callable[[GroupPattern, Registers, Mapping[int, Box]], Registers],
+    adds: Callable[[int, Box], Register],
+) -> Registers:
+    """Broadcasts or reduces; the new pieces. `adds`: what a root of a reduce without an addend in the path adds."""
+    adding, made = adding_roots(step.messages), dict[int, Register]()
+    for group in step.groups:
+        root, *others = group
+        if step.kind == "reduce":
+            first = held[root] if root in adding else adds(root, boxes[root])
+            members, gets = {root: first} | {device: held[device] for device in others}, [root]
+        else:
+            members, gets = {root: held[root]}, others
+        found = collective(GroupPattern(step.kind, group), members, {device: boxes[device] for device in gets})
+        made |= {device: register for device, register in found.items() if device in boxes}
+    return made
 
 
 def _exchange(step: RvdStep, region: Region, held: Registers, builder: EventBuilder, floor: Place) -> Registers:

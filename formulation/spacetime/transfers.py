@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.machine.machine import Machine
+from ..rvd.prices import ROOTED
 from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
@@ -83,13 +84,17 @@ class Transfers:
         if found is None or (self.communication == "intra" and found.supplies.keys() != found.demands.keys()):
             return False
         path = self._search(found)
-        if len(path.steps) == 1 and path.steps[0].messages:
-            return False  # sends only: a broadcast may match
+        if len(path.steps) == 1 and path.steps[0].messages and path.steps[0].kind not in ROOTED:
+            return False  # sends only: of a part of them a collective may match
         times = ready(path, {device: self.written.ready(supply, device) for device, supply in found.supplies.items()})
         if any(times[device] >= demand.at for device, demand in found.demands.items()):
             return False
         held = self._cut(found.supplies, found.region.boxes(found.source), floor)
-        made = follow(path, found.region, held, self.builder, floor)
+
+        def own(device: int, box: Box) -> Register:
+            return self._own(found.demands[device], box, floor)
+
+        made = follow(path, found.region, held, self.builder, floor, own)
         for device, box in found.region.boxes(found.target).items():
             found.demands[device].parts.append((box, made[device]))
         return True
@@ -100,6 +105,14 @@ class Transfers:
             device: self.builder.slice(self.written.sum(supply, device), boxes[device], floor)
             for device, supply in supplies.items()
         }
+
+    def _own(self, demand: Demand, box: Box, floor: Place) -> Register:
+        """The addend of a box that the demand's device has itself, no longer a part of its own; else zeros."""
+        for part in demand.parts:
+            if part[0] == box:
+                demand.parts.remove(part)
+                return self.builder.slice(part[1], box, floor)
+        return self.builder.zeros(demand.device, demand.read.tensor, box, floor)
 
     def _search(self, found: Regular) -> Path:
         """The cheapest path, cached for equal transfers of other micro-batches and layers."""
@@ -146,7 +159,11 @@ class Transfers:
         pattern = match(before, after)
         if pattern is None or (self.communication == "intra" and before.keys() != after.keys()):
             return False
-        made = self.builder.collective(pattern, self._cut(sources, before, floor), after, floor)
+        held = self._cut(sources, before, floor)
+        if pattern.kind == "reduce" and pattern.group[0] not in held:
+            (demand,) = everyone
+            held[demand.device] = self._own(demand, after[demand.device], floor)
+        made = self.builder.collective(pattern, held, after, floor)
         for device, demand in demands.items():
             demand.parts.append((after[device], made[device]))
         return True

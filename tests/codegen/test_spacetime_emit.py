@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,17 @@ def addends(graph: Graph) -> None:
             op_assign(op, 0)
 
 
+def fan(graph: Graph, many: Sequence[int] = range(4)) -> None:
+    """The units of one block lie on many devices, everything else on one."""
+    inside = [f"layers.1.{name}" for name in ("up", "relu", "down")]
+    for op in graph.forward:
+        if op.of.name in inside:
+            for device, part in zip(many, op_trans(op, split(("layers.1.up.weight", 0), len(many))), strict=True):
+                op_assign(part, device)
+        else:
+            op_assign(op, 0)
+
+
 def pipeline(graph: Graph, order: Any = one_f_one_b, more: Any = None, count: int = 4) -> None:
     for op in graph.forward:
         op_trans(op, split("batch", 4, "micro"))
@@ -191,6 +202,7 @@ PLANS: dict[str, Write] = {
     "tensor": tensor,
     "vocabulary": vocabulary,
     "addends": addends,
+    "fan": fan,
     "1F1B": pipeline,
     "GPipe": lambda graph: pipeline(graph, gpipe),
     "zero bubble": lambda graph: pipeline(graph, zero_bubble, lambda parts: split_backward(graph.forward)),
@@ -203,6 +215,20 @@ PLANS: dict[str, Write] = {
 @pytest.mark.parametrize("name", some(PLANS))
 def test_equals_the_module(name: str) -> None:
     verdict = judged(PLANS[name])
+    assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) <= 1e-9
+
+
+@pytest.mark.parametrize("level", ["threads", "pool"])
+@pytest.mark.parametrize("many", [range(4), range(1, 5)])
+def test_broadcasts_and_reduces(many: range, level: str) -> None:
+    """From a device to those that it is one of, or to others: then it adds zeros to what they send back."""
+    graph = Graph(captured()[2])
+    fan(graph, many)
+    plan = partita.space_time(graph, partita.Machine.adhoc((5,)), module=TrainedModule(*captured()[:2]))
+    text = plan.source()
+    assert " = run.broadcast(None, " in text and " = run.reduce(" in text and "run.send(" not in text
+    verdict = plan.verify(level, steps=2)
+    assert verdict["ok"], verdict
     assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) <= 1e-9
 
 

@@ -179,6 +179,7 @@ class _Audit:
         one_before, one_after = len(set(before)) == 1, len(set(after)) == 1
         fits = {
             "all_reduce": lambda: one_before and one_after and before[0] == after[0],
+            "reduce": lambda: one_before and before[0] == after[0] and all(m.target is m.source for m in members[1:]),
             "all_gather": lambda: one_after and before == parts(after[0], own.atoms[0], len(members)),
             "reduce_scatter": lambda: one_before and after == parts(before[0], own.atoms[0], len(members)),
             "all_to_all": lambda: (

@@ -30,6 +30,7 @@ from partita.formulation.spacetime.materialized import (
 )
 from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.order import PlanConflict
+from partita.formulation.spacetime.predict import predict
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split, split_value
@@ -277,13 +278,13 @@ def test_what_is_split_along_another_dim_is_exchanged() -> None:
     ]
 
 
-def test_one_value_for_many_is_broadcast_and_addends_for_one_are_sent() -> None:
+def test_one_value_for_many_is_broadcast_and_addends_for_one_are_reduced() -> None:
     graph = Graph(chain())
     op_assign(node(graph, "first"), 0)
     spread([node(graph, "second"), node(graph, "loss")], split(("second.weight", 0), 3 - 1), (1, 2))
     program = built(graph)
-    assert kinds(program, 1) == {"broadcast": 1, "Send": 1}
-    assert kinds(program, 0) == {"broadcast": 1, "Receive": 2, "Add": 1}
+    assert kinds(program, 1) == {"broadcast": 1, "reduce": 1}
+    assert kinds(program, 0) == {"broadcast": 1, "Zeros": 1, "reduce": 1}
 
 
 def test_a_share_without_addends_is_zeros() -> None:
@@ -342,6 +343,10 @@ ALL = ((0, 8), WHOLE)
         ({0: A, 1: B}, {0: D, 1: C}, None),  # members in another order
         ({3: ALL}, {0: ALL, 1: ALL, 3: ALL}, GroupPattern("broadcast", (3, 0, 1))),
         ({3: ALL}, {0: ALL}, None),  # a send
+        ({0: ALL, 1: ALL, 3: ALL}, {1: ALL}, GroupPattern("reduce", (1, 0, 3))),
+        ({0: ALL, 1: ALL, 3: ALL}, {2: ALL}, GroupPattern("reduce", (2, 0, 1, 3))),
+        ({0: ALL, 1: ALL}, {1: ALL}, None),  # a send and a sum
+        ({0: A, 1: B, 2: B}, {1: ALL}, None),
         ({0: ALL, 1: ALL}, {0: ALL, 2: ALL}, None),  # other devices
         ({0: A, 1: B}, {0: ALL, 1: A}, None),
         ({0: A, 1: ((4, 6), WHOLE)}, {0: ((0, 6), WHOLE), 1: ((0, 6), WHOLE)}, None),  # unequal parts
@@ -380,6 +385,26 @@ def test_transfers_between_groups_of_other_sizes(devices: tuple[int, int], commu
         assert moved <= 2 * BATCH * 8192 and reduced & {"all_reduce", "reduce_scatter"}
     if (devices, communication) == ((4, 4), "rvd"):  # Figure 18 (b)
         assert moved == BATCH * 8192 and reduced == {"reduce_scatter", "all_gather"}
+
+
+@pytest.mark.parametrize(("many", "zeros"), [(range(4), 0), (range(4, 8), 1), (range(1, 5), 1)])
+def test_from_one_device_to_many_and_back(many: range, zeros: int) -> None:
+    """The value is broadcast, the addends of its gradient are reduced; a root that has none adds zeros."""
+    graph = Graph(chain())
+    op_assign(node(graph, "first"), 0)
+    spread([node(graph, "second"), node(graph, "loss")], split(("second.weight", 0), 4), many)
+    machine = Machine.adhoc((2, 4))
+    program, apart = built(graph, machine), built(graph, machine, "p2p")
+    group = (0, *(device for device in many if device))
+    for device in group:
+        found = collectives(program, device)
+        assert [(i.kind, i.group, i.target.tensor.kind) for i in found] == [
+            ("broadcast", group, "value"),
+            ("reduce", group, "gradient"),
+        ]
+        assert (found[0].source == found[0].target) == (device == 0) == (found[1].source != found[1].target)
+    assert kinds(program, 0).get("Zeros", 0) == zeros and not any("Send" in kinds(program, device) for device in group)
+    assert predict(program, machine).step_ns <= predict(apart, machine).step_ns
 
 
 def test_send_and_receive_alone() -> None:

@@ -201,7 +201,7 @@ class DeviceWriter(Blocks):
     def _collective(self, collective: Collective) -> None:
         target = collective.target
         known = self.flow.graph.atoms[target.tensor.node]
-        ranks = sorted(collective.group) if collective.kind in ("broadcast", "all_reduce") else collective.group
+        ranks = collective.group if collective.atoms else sorted(collective.group)
         group = f"run.groups[⟨{','.join(map(str, ranks))}⟩]"
         source = "None" if collective.source is None else self.use(collective.source)
         shape = shape_text(self.shapes[target])
@@ -213,10 +213,15 @@ class DeviceWriter(Blocks):
             else:
                 self._define(target, text)
             return
-        if collective.kind == "all_reduce" and not (
-            self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source
-        ):
+        if not collective.atoms and not (self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source):
             source += ".clone()"  # in place, and autograd may need the input
+        if collective.kind == "reduce":
+            text = f"run.reduce({source}, {mark('to', collective.group[0])}, {group})"
+            if collective.source == target:
+                self.add(text)
+            else:
+                self._define(target, text)
+            return
         places, view = [known.dim_of(a)[0] for a in collective.atoms], ""
         if len({*places}) < len(places) or any(known.dim_of(a)[1] > 0 for a in collective.atoms):  # within a dim
             assert collective.source is not None
