@@ -1,9 +1,10 @@
 """Communication by RVD search on SuperScaler's machine, 32 V100: sends, collectives, the search, and the exact optimum.
 
 `table 3` are the 18 cases of SuperScaler's Table 3 (producers on one server, consumers on another; Figure 17), of which
-4R to 8R and 4V to 8D are Figure 18; `random` are states in one or two dims on up to 8 devices, also on one group and in
-any order. `rvd_ms` is the search's path, `exact_ms` CP-SAT's optimum, `p2p_ms` sends and receives. `search_ms` is
-processor time with prices forgotten, the best of three.
+4R to 8R and 4V to 8D are Figure 18; `one` are one device to copies on its server or the next, and addends back to it;
+`random` are states in one or two dims on up to 8 devices, also on one group and in any order. `rvd_ms` is the search's
+path, `exact_ms` CP-SAT's optimum, `p2p_ms` sends and receives. `search_ms` is processor time with prices forgotten, the
+best of three.
 
 `figure 16` is the prediction of its strong scaling: GPT-3 1.3B, micro-batches of one sample of 16,384 tokens, 512 of
 them, 1F1B, each column a step. Compute is the planner's roofline for one device, divided evenly; added are, in every
@@ -37,6 +38,7 @@ LAYERS, HIDDEN = 24, 2048
 ELEMENTS, FLOAT = 2**24, 4
 PRODUCERS, CONSUMERS = "RVD", "RD"
 COUNTS = ((8, 8), (8, 4), (4, 8))
+MANY = (4, 8)
 SHAPE = (48, 96)
 RANDOM, REPEATS = 30, 3
 LEFT = tuple((gpus // 4, 4) for gpus in (4, 8, 16, 32))
@@ -93,6 +95,16 @@ def table_3(counts: Sequence[tuple[int, int]] = COUNTS) -> Iterator[Case]:
                 yield Case(f"table 3, {i}{a} to {j}{b}", source, target, (ELEMENTS,), FLOAT)
 
 
+def one_and_many(counts: Sequence[int] = MANY) -> Iterator[Case]:
+    """From the first device to copies, and from addends to it, on its server or the next; a tensor of 64 MiB."""
+    for count in counts:
+        for first, where in ((0, "its"), (8, "the next")):
+            one, many = State.natural(RVD(1, 1, (1,)), (0,)), range(first, first + count)
+            copies, addends = (State.natural(one_letter(letter, count), many) for letter in "RV")
+            yield Case(f"one to {count}R on {where} server", one, copies, (ELEMENTS,), FLOAT)
+            yield Case(f"one from {count}V on {where} server", addends, one, (ELEMENTS,), FLOAT)
+
+
 def randoms(count: int, seed: int = 0) -> Iterator[Case]:
     """On one group or two, which may overlap, in their order or in any."""
     rng = random.Random(seed)
@@ -119,7 +131,11 @@ def _random(rng: random.Random, devices: int, dims: int) -> RVD:
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every case; `small`: a case of each category, few random ones, and the small twin's scaling."""
     machine = Machine.load("v100-32gb", nodes=4)
-    cases: list[Case | Scale] = [*table_3(COUNTS[1:2] if small else COUNTS), *randoms(4 if small else RANDOM)]
+    cases: list[Case | Scale] = [
+        *table_3(COUNTS[1:2] if small else COUNTS),
+        *one_and_many(MANY[:1] if small else MANY),
+        *randoms(4 if small else RANDOM),
+    ]
     for side, sizes in (("left", LEFT), ("right", RIGHT)):
         cases += [Scale(f"figure 16 {side}", *pair) for pair in sizes[: 2 if small else None]]
     rows, compute = [], 0

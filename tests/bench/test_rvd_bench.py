@@ -16,6 +16,13 @@ def test_small() -> None:
     assert figure_17 == [{"cases": 6, "faster": 4, "at most": figure_17[0]["at most"]}]
 
 
+def test_one_collective_from_one_device_to_many_and_back() -> None:
+    result = bench("rvd", small=True, only=("one",))
+    assert [row["path"] for row in result["rows"]] == ["broadcast", "reduce"] * 2
+    assert result["cases"] == result["equal_to_exact"] == 4
+    assert all(row["rvd_ms"] < row["p2p_ms"] for row in result["rows"])
+
+
 def test_each_way_is_faster_than_the_one_before() -> None:
     """Where tensor parallelism spans two servers, sends take many times as long."""
     machine, second = Machine.load("v100-32gb", nodes=4), 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.bench.rvd import Case, randoms, table_3
+from partita.bench.rvd import Case, one_and_many, randoms, table_3
 from partita.formulation.rvd.roles import D
 from partita.formulation.rvd.search import forget, search, send_receive
 from partita.formulation.rvd.state import RVD, State
@@ -17,8 +17,8 @@ from ..levels import some
 V100 = Machine.load("v100-32gb", nodes=4)
 
 
-@pytest.mark.parametrize("case", list(table_3()), ids=str)
-def test_table_3(case: Case) -> None:
+@pytest.mark.parametrize("case", [*table_3(), *one_and_many()], ids=str)
+def test_table_3_and_one_device_with_many(case: Case) -> None:
     exact = optimum(case.source, case.target, case.shape, case.itemsize, V100)
     assert exact.status is Status.OPTIMAL
     assert search(case.source, case.target, case.shape, case.itemsize, V100).cost_ns == exact.cost_ns == exact.bound_ns
