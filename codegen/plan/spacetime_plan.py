@@ -188,7 +188,7 @@ def space_time(
     optimizer_states(optimizer)
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
-    program = materialize(validate(found, count), machine, communication=communication)
+    program = materialize(validate(found, count), machine, communication=communication, dtype=dtype)
     known = module or graph.module
     initial = values_of(known[0], graph.pcg.originals) if known else None
     return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)

@@ -12,14 +12,17 @@ device runs its events in that order, so all devices of the first unfinished eve
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
+from ...model.machine.precision import precision
 from .builder import BEFORE, START, EventBuilder
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register
 from .op import Op, Phase
 from .order import Completed, edges
+from .price import item_bytes
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
 from .tasks import Need, reads_of
 from .transfers import Transfers
@@ -28,18 +31,23 @@ COMMUNICATION = ("p2p", "intra", "rvd")
 _COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
 
 
-def materialize(completed: Completed, machine: Machine | None = None, *, communication: str = "rvd") -> Materialized:
+def materialize(
+    completed: Completed, machine: Machine | None = None, *, communication: str = "rvd", dtype: str = "float32"
+) -> Materialized:
     """The program of a completed plan.
 
     `communication`: "p2p" uses sends and receives only, "intra" also collectives within a device group, "rvd" also
-    between groups. Without a machine, collectives are matched but not searched. Raises PartitaError for other values.
+    between groups. Without a machine, collectives are matched but not searched. `dtype`: of the computation, by which
+    transfers are priced. Raises PartitaError for other values.
     """
     if communication not in COMMUNICATION:
         raise PartitaError(f"communication {communication!r} is none of {', '.join(COMMUNICATION)}")
     order = synchronized(completed)
-    builder = EventBuilder(completed.tasks.graph)
+    graph = completed.tasks.graph
+    builder = EventBuilder(graph)
     written = Written(order, builder)
-    transfers = Transfers(builder, written, machine, communication)
+    item = partial(item_bytes, graph, of=precision(dtype))
+    transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
     for key, demands in wanted.groups.items():
         floor = START if isinstance(key, PTensor) else (min(demand.at for demand in demands), BEFORE)

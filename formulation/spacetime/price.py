@@ -21,7 +21,7 @@ from ...model.graph.layout import is_split
 from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
-from ...model.machine.precision import precision
+from ...model.machine.precision import Precision, precision
 from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import LookUp, operator
 from ...model.optimizers import optimizer_states
@@ -48,6 +48,16 @@ class Saved:
     own_bytes: int
 
 
+def item_bytes(graph: Graph, tensor: PTensor, of: Precision) -> int:
+    """Bytes of an element; parameters and their gradients have the master dtype."""
+    node = graph.pcg.nodes[tensor.node]
+    if node.op == "buffer":
+        return of.buffer_itemsize(node.dtype)
+    if node.op == "parameter" and node.dtype in FLOATS:
+        return ITEMSIZE[of.master]
+    return of.itemsize(node.dtype)
+
+
 class Prices:
     """Prices of the tasks of one graph on a machine, cached for tasks with equal cuts."""
 
@@ -64,13 +74,8 @@ class Prices:
     # Sizes
 
     def item(self, tensor: PTensor) -> int:
-        """Bytes of an element; parameters and their gradients have the master dtype."""
-        node = self.graph.pcg.nodes[tensor.node]
-        if node.op == "buffer":
-            return self.precision.buffer_itemsize(node.dtype)
-        if node.op == "parameter" and node.dtype in FLOATS:
-            return ITEMSIZE[self.precision.master]
-        return self.precision.itemsize(node.dtype)
+        """`item_bytes` of a tensor."""
+        return item_bytes(self.graph, tensor, self.precision)
 
     def register_bytes(self, register: Register) -> int:
         return register.mask.numel * self.item(register.tensor)

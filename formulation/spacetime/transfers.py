@@ -1,17 +1,16 @@
 """Transfers of a tensor between devices: slice, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...model.graph.dtypes import ITEMSIZE
 from ...model.machine.machine import Machine
 from ..rvd.prices import ROOTED
 from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
 from .builder import EventBuilder, Place
-from .mask import Box, meet
+from .mask import Box, PTensor, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
 from .supplies import Demand, Supply, Written, connected, hull
@@ -47,10 +46,18 @@ def choose(supply: Supply, demands: Iterable[Demand], machine: Machine | None) -
 
 
 class Transfers:
-    """Adds transfers to a program; `communication` as for `materialize`."""
+    """Adds transfers to a program; `communication` as for `materialize`; `item`: bytes of an element of a tensor."""
 
-    def __init__(self, builder: EventBuilder, written: Written, machine: Machine | None, communication: str) -> None:
+    def __init__(
+        self,
+        builder: EventBuilder,
+        written: Written,
+        machine: Machine | None,
+        communication: str,
+        item: Callable[[PTensor], int],
+    ) -> None:
         self.builder, self.written, self.machine, self.communication = builder, written, machine, communication
+        self.item = item
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 
     def local(self, supply: Supply, remote: Container[Demand] = ()) -> None:
@@ -117,8 +124,8 @@ class Transfers:
     def _search(self, found: Regular) -> Path:
         """The cheapest path, cached for equal transfers of other micro-batches and layers."""
         assert self.machine is not None
-        node = self.builder.graph.pcg.nodes[next(iter(found.demands.values())).read.tensor.node]
-        key = (found.source, found.target, found.region.shape, found.region.rest * ITEMSIZE[node.dtype])
+        tensor = next(iter(found.demands.values())).read.tensor
+        key = (found.source, found.target, found.region.shape, found.region.rest * self.item(tensor))
         if key not in self._paths:
             self._paths[key] = search(*key, self.machine)
         return self._paths[key]

@@ -12,6 +12,8 @@ from functools import cache
 import pytest
 
 import partita
+from partita.formulation.rvd.search import search
+from partita.formulation.rvd.state import Path, State
 from partita.formulation.spacetime.aligned import GroupPattern, match
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
@@ -405,6 +407,33 @@ def test_from_one_device_to_many_and_back(many: range, zeros: int) -> None:
         assert (found[0].source == found[0].target) == (device == 0) == (found[1].source != found[1].target)
     assert kinds(program, 0).get("Zeros", 0) == zeros and not any("Send" in kinds(program, device) for device in group)
     assert predict(program, machine).step_ns <= predict(apart, machine).step_ns
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_values", "of_weights"),
+    [("float64", 8, 8), ("mixed-bfloat16", 2, 4)],
+)
+def test_paths_are_priced_by_the_dtype_of_the_plan(
+    dtype: str, of_values: int, of_weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and their gradients have the dtype of the computation, gradients of weights that of the weights."""
+    sizes: list[int] = []
+
+    def spy(source: State, target: State, shape: tuple[int, ...], itemsize: int, machine: Machine) -> Path:
+        sizes.append(itemsize)
+        return search(source, target, shape, itemsize, machine)
+
+    def priced(graph: Graph, dtype: str) -> list[int]:
+        sizes.clear()
+        materialize(validate(tasks(graph)), Machine.adhoc((2, 4)), dtype=dtype)
+        return [*sizes]
+
+    monkeypatch.setattr("partita.formulation.spacetime.transfers.search", spy)
+    data = Graph(chain())
+    spread(data.forward, split("batch", 4), range(4))
+    for graph, item in ((stages(2, 2, width=64), of_values), (data, of_weights)):
+        single = priced(graph, "float32")
+        assert single and priced(graph, dtype) == [size // 4 * item for size in single]
 
 
 def test_send_and_receive_alone() -> None:
