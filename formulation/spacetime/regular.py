@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ..rvd.crossing import adding_roots
 from ..rvd.prices import ROOTED
-from ..rvd.state import RVD, Path, Piece, RvdStep, State
+from ..rvd.state import RVD, Path, Piece, RvdStep, State, pieces_of
 from .aligned import GroupPattern
 from .builder import EventBuilder, Part, Place
 from .mask import Box, meet
@@ -72,7 +72,7 @@ class Region:
             copies[piece.value, parts] += 1
             pieces.append(piece)
         rvd = RVD(max(copies.values()), 1 + max(addends.values()), cuts)
-        even = set(copies.values()) == {rvd.r} and len(copies) == rvd.v * prod(cuts) and rvd.fits(self.shape)
+        even = len(pieces) == rvd.devices and {*pieces} == {*pieces_of(rvd)} and rvd.fits(self.shape)
         if not even or self.boxes(found := State(rvd, tuple(sorted(boxes)), tuple(pieces))) != boxes:
             return None
         return found

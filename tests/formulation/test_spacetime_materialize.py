@@ -13,7 +13,7 @@ import pytest
 
 import partita
 from partita.formulation.rvd.search import search
-from partita.formulation.rvd.state import Path, State
+from partita.formulation.rvd.state import RVD, Path, State
 from partita.formulation.spacetime.aligned import GroupPattern, match
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import VALUE, PTensor
@@ -34,6 +34,7 @@ from partita.formulation.spacetime.op import Op, Phase
 from partita.formulation.spacetime.order import PlanConflict
 from partita.formulation.spacetime.predict import predict
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
+from partita.formulation.spacetime.regular import Region
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import Transformation, replicate, split, split_value
 from partita.model.capture.load import load_module
@@ -434,6 +435,14 @@ def test_paths_are_priced_by_the_dtype_of_the_plan(
     for graph, item in ((stages(2, 2, width=64), of_values), (data, of_weights)):
         single = priced(graph, "float32")
         assert single and priced(graph, dtype) == [size // 4 * item for size in single]
+
+
+def test_boxes_of_unequal_sizes_are_no_state() -> None:
+    """As many boxes as parts, of which one would be another part: it was an error."""
+    region = Region(((0, 2), (0, 3)), (0, 1))
+    assert region.state({0: ((1, 2), (0, 2)), 1: ((0, 1), (2, 3))}, {0: 0, 1: 0}) is None
+    halves = {0: ((0, 1), (0, 3)), 1: ((1, 2), (0, 3))}
+    assert region.state(halves, {0: 0, 1: 0}) == State.natural(RVD(1, 1, (2, 1)), (0, 1))
 
 
 def test_send_and_receive_alone() -> None:
