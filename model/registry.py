@@ -1,10 +1,10 @@
 """Registries of named entries: the package's own, and those of installed packages (entry points)."""
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Protocol, TypeVar
 
 from .errors import PartitaError
+from .wording import did_you_mean
 
 
 class Named(Protocol):
@@ -45,9 +45,8 @@ class Registry(dict[str, T]):
         """The entry of a name. Raises PartitaError that lists the known names."""
         self.load()
         if name not in self:
-            close = get_close_matches(name, self, n=1)
-            guess = f"; did you mean {close[0]}?" if close else ""
-            raise PartitaError(f"unknown {self.kind} {name!r}{guess} (known: {', '.join(sorted(self))})")
+            known = sorted(self)
+            raise PartitaError(f"unknown {self.kind} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
         return self[name]
 
     def every(self) -> tuple[T, ...]:

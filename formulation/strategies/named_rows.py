@@ -13,13 +13,13 @@ node's own name. The named rows are:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from ...model.errors import PartitaError
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import B, P, R, S, is_split
 from ...model.graph.pcg import PCG, SOURCES
+from ...model.wording import did_you_mean
 from .row import Row
 from .strategy import row_names, rows
 from .tensor_classes import classes
@@ -117,6 +117,4 @@ def _nothing(graph: PCG, operators: Mapping[str, int], pattern: str) -> str:
         readers = [n.name for n in graph.nodes if any(graph.nodes[i] is source for i in n.inputs)]
         what = {"parameter": "a weight", "input": "an input"}.get(source.op, "a buffer")
         return f"--fix {pattern}: {source.name!r} is {what}; fix what reads it: {', '.join(readers[:8])}"
-    near = get_close_matches(pattern, operators, n=3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    return f"--fix {pattern}: no operator has such a name{hint}"
+    return f"--fix {pattern}: no operator has such a name{did_you_mean(pattern, operators, 3)}"

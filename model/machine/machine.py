@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import PartitaError
 from ..files import kept_folder
 from ..json_values import number, rate, title, whole
+from ..wording import did_you_mean
 from .kernel_times import KernelTimes
 from .number_errors import ASSUMED
 from .wiring import Wiring
@@ -309,10 +310,7 @@ def _find(name_or_path: str | Path) -> Path:
         return Path(text)
     if text in machines():
         return PRESETS / f"{text}.yaml"
-    import difflib
-
-    near = difflib.get_close_matches(text.lower(), machines(), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(text, machines())
     raise PartitaError(
         f"unknown machine {text[:60]!r}{hint} (known: {', '.join(machines())}, {LOCAL}; or a path to a .yaml file)"
     )

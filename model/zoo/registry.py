@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import PartitaError
+from ..wording import nearest
 from . import alphafold, bert, candle, dlrm, gpt, inception, llama, mbart, mixtral, mlp, resnext, swin, unet
 from .entry import Entry, Input
 
@@ -27,7 +27,7 @@ def zoo() -> tuple[str, ...]:
 def entry(name: str) -> Entry:
     """The entry of a model. Raises PartitaError that suggests the nearest names."""
     if name not in _ENTRIES:
-        near = get_close_matches(name, _ENTRIES, n=3, cutoff=0.4) or list(_ENTRIES)
+        near = nearest(name, _ENTRIES, 3) or list(_ENTRIES)
         raise PartitaError(f"no model {name!r} in the zoo; did you mean {', '.join(near)}? (or give file.py:factory)")
     return _ENTRIES[name]
 

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import PartitaError
+from ...wording import nearest
 from .scheme import Build, weights_on
 
 EXAMPLE = 2
@@ -49,7 +49,7 @@ def load_torchvision(name: str, how: Build) -> tuple[nn.Module, dict[str, Any]]:
 
 def _check_name(name: str, known: list[str], package: str) -> None:
     if name not in known:
-        near = get_close_matches(name, known, n=3) or known[:3]
+        near = nearest(name, known, 3) or known[:3]
         raise PartitaError(f"{package} has no classifier {name!r}; did you mean {', '.join(near)}?")
 
 
