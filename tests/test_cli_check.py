@@ -65,6 +65,38 @@ def test_a_device_that_there_is_not(partita: Run, file: Path) -> None:
     assert len(out.splitlines()) == 2
 
 
+def test_errors_name_the_line_and_the_primitive(partita: Run, file: Path) -> None:
+    file.write_text(PIPELINE.replace("import ", "import place, ") + "    place(graph, 'layers.0.wieght', None, [0])\n")
+    code, out, err = partita("check", file)
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "partita: mine.py:13: place(graph, 'layers.0.wieght', None, [0]): no parameter 'layers.0.wieght'"
+    )
+    assert "; did you mean layers.0.weight" in err
+    code, _, err = partita("check", file, "--batch", "3")
+    said = "micro: layers.0 forward has 3 entries there, which 2 parts do not divide"
+    assert (code, err) == (2, f'partita: mine.py:9: op_trans(op, split("batch", 2, "micro")): {said}\n')
+
+
+def test_a_line_in_a_file_that_the_plan_imports(partita: Run, file: Path) -> None:
+    (file.parent / "cuts_of_mine.py").write_text(
+        "from partita import op_trans, split\n\ndef cut(op):\n    op_trans(op, split('batch', 3))\n"
+    )
+    file.write_text("from cuts_of_mine import cut\n" + PIPELINE + "    cut(parts[0][0])\n")
+    code, _, err = partita("check", file)
+    assert (code, "cuts_of_mine.py:4: op_trans(op, split('batch', 3)): " in err) == (2, True), err
+
+
+def test_many_conflicts_are_cut_and_counted(partita: Run, file: Path) -> None:
+    file.write_text(PIPELINE.replace('split("batch", 2', 'split("batch", 4').replace("op_assign(ops, device)", "pass"))
+    code, out, _ = partita("check", file)
+    assert (code, len(out.splitlines())) == (1, 24)
+    every = json.loads(partita("check", file, "--json")[1])["conflicts"]
+    at = 'mine.py:9: op_trans(op, split("batch", 4, "micro")): '
+    assert every[0] == f"{at}layers.0 forward (micro 1/4) is not assigned to a device"
+    assert out.splitlines()[1:] == [*(f"  {line}" for line in every[:22]), f"  and {len(every) - 22} more"]
+
+
 def test_options_take_the_place_of_constants(partita: Run, file: Path) -> None:
     code, out, _ = partita(
         "check", file, "--devices", "3", "--batch", "6", "--hierarchy", "2x2", "--optimizer", "sgd", "--json"
@@ -95,6 +127,9 @@ def test_conflicts_are_an_answer(partita: Run, file: Path, tmp_path: Path) -> No
         ('MODEL = "mlp"\ndef plan(graph, devices): pass', "defines no DEVICES"),
         ('MODEL, DEVICES = "mlp", 0\ndef plan(graph, devices): pass', "DEVICES = 0 is no positive number"),
         ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): return 1 / 0', "ZeroDivisionError at line 2"),
+        ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): graph.foward', "'foward'; did you mean forward?"),
+        ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): grap', "'grap' is not defined; did you mean graph?"),
+        ("from partita import op_tran", "did you mean op_trans?"),
         ('MODEL, DEVICES = "mlpp", 2\ndef plan(graph, devices): pass', "no model 'mlpp'"),
         ('MODEL, DEVICES = "mlp", 2\ndef plan(graph, devices): raise SystemExit(3)', "SystemExit at line 2"),
     ],

@@ -7,9 +7,11 @@ from types import ModuleType
 from typing import Any
 
 from ...formulation.spacetime.order import PlanConflict
+from ...formulation.spacetime.site import raised_at, told
 from ...model.capture.load import failure, import_file, load_model
 from ...model.errors import PartitaError
 from ...model.training import parse_batch_dim
+from ...model.wording import MOST_LINES, cut
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
 from .check_request import CheckRequest
 from .named_model import constructor_values
@@ -31,7 +33,7 @@ class Checked:
     def __str__(self) -> str:
         if self.plan is not None:
             return str(self.plan)
-        return "\n".join(("the plan cannot run; conflicts:", *(f"  {line}" for line in self.conflicts)))
+        return "\n  ".join(("the plan cannot run; conflicts:", *cut(self.conflicts, MOST_LINES - 1)))
 
 
 def check(request: CheckRequest) -> Checked:
@@ -102,10 +104,12 @@ def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
 
 
 def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
-    """Run the user's function; an error in it names its line."""
+    """Run the user's function; an error in it names its line, and the primitive there."""
     try:
         write(operators, list(range(devices)))
-    except PartitaError:
+    except PlanConflict:
         raise
+    except PartitaError as error:
+        raise PartitaError(told(raised_at(error), str(error))) from error
     except (Exception, SystemExit) as error:
         raise PartitaError(failure(f"{file}: its plan failed", error, file)) from error

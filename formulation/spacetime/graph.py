@@ -4,7 +4,8 @@ A user's plan transforms it; `tasks` reads the result. Backward, recomputation a
 forward operators (SuperScaler, section 5).
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -16,12 +17,15 @@ from ...model.graph.buffer_updates import updated
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.random_numbers import from_counters
 from ...model.operators.operator import is_random
+from ...model.wording import did_you_mean
 from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
 from .mask import VALUE, PTensor
+from .names import BATCH, batch_of
 from .op import Op, Phase, differentiable
-from .transformation import BATCH, Dim
+from .site import Site
+from .transformation import Dim
 
 if TYPE_CHECKING:
     from ...model.capture.objective import TrainedModule
@@ -32,11 +36,11 @@ Prover = Callable[[Rule], str]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All of `first` run before all of `second`; `where` is the line of the plan that orders them."""
+    """All of `first` run before all of `second`; `where` is the call of the plan that orders them, if known."""
 
     first: tuple[Op, ...]
     second: tuple[Op, ...]
-    where: str
+    where: Site | None = None
 
 
 class Graph:
@@ -68,10 +72,10 @@ class Graph:
         self.module: TrainedModule | None = None  # the captured module, if known
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
-        self.batch = frozenset(self.dimensions[i][a] for i in pcg.of("input") for a in self.atoms[i].batch)
+        self.batch = batch_of(pcg)
         self.orders: list[Order] = []
         self.stores: list[Op] = []
-        self.groups = 0
+        self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
         self._prover = prover
         self._proved: dict[tuple[int, Row], str] = {}
         self._count = 0
@@ -97,6 +101,16 @@ class Graph:
         """Forward operators, then updates, as in the paper's Algorithm 1."""
         return (*self.forward, *self.optimizer)
 
+    def find(self, name: str) -> tuple[Op, ...]:
+        """The current operators of `ops` with this name, or with names that match the pattern `layers.*.up`.
+
+        Raises PartitaError that suggests the nearest names if there are none.
+        """
+        found = tuple(op for op in self.ops if fnmatchcase(op.of.name, name))
+        if not found:
+            raise PartitaError(f"no operator {name!r} in the graph{_hint(name, (op.of.name for op in self.ops))}")
+        return found
+
     def parts(self, node: int) -> tuple[Op, ...]:
         """The current operators of a node."""
         return tuple(self._forward.get(node, self._updates.get(node, ())))
@@ -113,7 +127,9 @@ class Graph:
         if dim not in self._named:
             found = [i for i, node in enumerate(self.pcg.nodes) if fnmatchcase(node.name, dim[0])]
             if not found:
-                raise PartitaError(f"no tensor {dim[0]!r} in the graph; parameters have their names in the module")
+                hint = _hint(dim[0], (node.name for node in self.pcg.nodes))
+                known = hint or "; parameters have their names in the module"
+                raise PartitaError(f"no tensor {dim[0]!r} in the graph{known}")
             self._named[dim] = frozenset(self._number(i, dim) for i in found)
         return self._named[dim]
 
@@ -195,3 +211,10 @@ class Graph:
     def recomputes(self, node: int, group: int | None) -> bool:
         """True if a node is recomputed in a group."""
         return any(op.group == group for op in self._forward.get(node, ()))
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the names most like it, with `*` for numbers if it is a pattern."""
+    if "*" in name:
+        known = (re.sub(r"(?<=\.)\d+(?=\.)", "*", other) for other in known)
+    return did_you_mean(name, dict.fromkeys(known), 3)

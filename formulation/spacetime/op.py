@@ -5,6 +5,7 @@ An `Op` is one task: it computes a part of a node, on one device, at one time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from ...model.graph.layout import dual
 from ...model.graph.pcg import PCG, Node
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
+from .names import layer_of
+from .site import Site
 from .transformation import Dim, candidates
 
 if TYPE_CHECKING:
@@ -57,7 +60,8 @@ class Op:
 
     # fmt: off
     __slots__ = (
-        "_device", "cuts", "forward", "gone", "graph", "group", "node", "number", "phase", "region", "split", "swapped"
+        "_device", "assigned", "cuts", "forward", "gone", "graph", "group", "made", "node", "number", "phase", "region",
+        "split", "swapped",
     )
     # fmt: on
 
@@ -66,6 +70,8 @@ class Op:
         self._device: int | None = None
         self.number = graph.count()
         self.gone = False
+        self.made: Site | None = None  # the call that made this part
+        self.assigned: Site | None = None  # the last call that assigned it to its device
         self.split = False  # forward operators: the backward is two operators
         self.swapped: int | None = None  # forward operators: the group whose saved tensors are offloaded together
         self.region: Mask | None = None  # the mask of an update, store or keep created without cuts
@@ -81,10 +87,22 @@ class Op:
     @device.setter
     def device(self, rank: int) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise PartitaError(f"a device is a rank from 0 on, not {rank!r}")
+            number = re.search(r"\d+$", str(rank))
+            hint = f"; did you mean {int(number[0])}?" if isinstance(rank, str) and number else ""
+            raise PartitaError(f"a device is a rank from 0 on, not {rank!r}{hint}")
         if self.forward is not None:
             raise PartitaError(f"{self.name} runs where its forward operator does: assign that one")
         self._device = rank
+
+    @property
+    def where(self) -> Site | None:
+        """The call of the plan that made it, or else assigned it (of a derived operator: its forward operator).
+
+        A recomputation, an offload and a reload are made by the call that asks for them. None without such a call.
+        """
+        own = self.forward or self
+        group = {Phase.RECOMPUTE: own.group, Phase.OFFLOAD: own.swapped, Phase.RELOAD: own.swapped}.get(self.phase)
+        return own.made or own.assigned if group is None else self.graph.groups[group - 1]
 
     @property
     def of(self) -> Node:
@@ -208,13 +226,6 @@ class Op:
             if nodes[source].gradient
             and (not split or (nodes[source].op == "parameter") == (self.phase is Phase.WEIGHT))
         )
-
-
-def layer_of(path: str) -> str:
-    """`encoder.3` for `encoder.3.attention`; empty outside of lists."""
-    names = path.split(".")
-    number = next((at for at, name in enumerate(names) if name.isdigit()), None)
-    return "" if number is None else ".".join(names[: number + 1])
 
 
 def differentiable(pcg: PCG, node: int) -> bool:

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from ...model.errors import PartitaError
+from ...model.wording import MOST_LINES, cut
 from .graph import Order
 from .op import Op, Phase
 from .priority import priorities
 from .tasks import Need, Tasks
 
-_MOST_LISTED = 24  # conflicts listed in a message
-
 
 class PlanConflict(PartitaError):  # noqa: N818
-    """The plan cannot run. `conflicts`: its faults, or the smallest conflicting set of orders and needs."""
+    """The plan cannot run. `conflicts`: its faults, or the smallest conflicting set of orders and needs.
+
+    The message lists as many as fit in `MOST_LINES`, and counts the others.
+    """
 
     def __init__(self, message: str, conflicts: Sequence[str]) -> None:
         self.conflicts = tuple(conflicts)
-        more = [f"and {len(conflicts) - _MOST_LISTED} more"] if len(conflicts) > _MOST_LISTED else []
-        super().__init__("\n  ".join((message, *conflicts[:_MOST_LISTED], *more)))
+        super().__init__("\n  ".join((message, *cut(conflicts, MOST_LINES - 1))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from .graph import Graph
 from .mask import GRADIENT, PTensor
 from .materialized import Register
 from .op import Op, Phase
+from .site import told
 
 FUSED_DIMS = 4
 """Tensor rank for which PyTorch's attention is fused; for other ranks it materializes and saves the scores."""
@@ -275,10 +276,12 @@ class Prices:
         """A transfer to or from the host. PartitaError: the machine has no host_bandwidth."""
         device = self.machine.device
         if device.host_bandwidth is None:
-            raise PartitaError(
+            swapped = (op.swapped for op in self.graph.forward if op.swapped is not None)
+            words = (
                 f"the plan swaps, but machine {self.machine.name} has no host_bandwidth: name the bytes/s between a "
                 "device and the host's memory in its file, device.host_bandwidth"
             )
+            raise PartitaError(told(next((self.graph.groups[group - 1] for group in swapped), None), words))
         if not size_bytes:
             return 0
         return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)

@@ -5,15 +5,14 @@ for op in graph.forward:
         op_assign(part, device)
 """
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
+from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
+from .site import caller
 from .transformation import Transformation
 
 Ops: TypeAlias = "Op | Iterable[Op | None] | None"
@@ -28,11 +27,15 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
     if not hasattr(transformation, "row"):
-        raise PartitaError(f"{op.name} is transformed by split(), replicate(), ..., not by {_shown(transformation)}")
+        hint = did_you_mean(transformation, ("split", "replicate", "split_value", "transformation"))
+        raise PartitaError(
+            f"{op.name} is transformed by split(), replicate(), ..., not by {_shown(transformation)}{hint}"
+        )
     if op.phase not in (Phase.FORWARD, Phase.UPDATE):
         raise PartitaError(f"{op.name} follows from its forward operator: transform that one")
-    made = _parts(op, transformation)
+    made, where = _parts(op, transformation), caller()
     for part in made:
+        part.made = where
         part.split, part.swapped, part.group = op.split, op.swapped, op.group
     op.graph.replace(op, made)
     return made
@@ -57,10 +60,12 @@ def _parts(op: Op, transformation: Transformation) -> list[Op]:
 
 def op_assign(ops: Ops, device: int) -> None:
     """Assign operators to a device (a rank); derived operators follow their forward operator."""
+    where = caller()
     for op in listed(ops):
         if op.gone:
             raise PartitaError(f"{op.name} was transformed: assign its parts")
         op.device = device
+        op.assigned = where
 
 
 def op_order(first: Ops, second: Ops) -> None:
@@ -83,7 +88,7 @@ def op_order(first: Ops, second: Ops) -> None:
             f"{update.name} ends the step that {forward.name} is part of: a plan is one step, with the weights at its "
             "start; it cannot order one step's operators among another's (asynchronous pipelines, ByteScheduler)"
         )
-    a[0].graph.orders.append(Order(a, b, _caller()))
+    a[0].graph.orders.append(Order(a, b, caller()))
 
 
 def recompute(ops: Ops) -> None:
@@ -95,7 +100,7 @@ def recompute(ops: Ops) -> None:
     for op in _group(ops, "recomputed"):
         if op.swapped is not None:
             raise PartitaError(f"{op.name} is swapped: its saved tensors are on the host, not recomputed")
-        op.group = op.graph.groups
+        op.group = len(op.graph.groups)
 
 
 def swap(ops: Ops) -> None:
@@ -106,7 +111,7 @@ def swap(ops: Ops) -> None:
     for op in _group(ops, "swapped"):
         if op.group is not None:
             raise PartitaError(f"{op.name} is recomputed: it saves no tensors that could be swapped")
-        op.swapped = op.graph.groups
+        op.swapped = len(op.graph.groups)
 
 
 def split_backward(ops: Ops) -> None:
@@ -122,15 +127,17 @@ def place(graph: Graph, name: str, transformation: Transformation | None, device
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:
-        raise PartitaError(f"no parameter {name!r} in the graph")
+        known = [graph.pcg.nodes[i].name for i in graph.pcg.of("parameter")]
+        raise PartitaError(f"no parameter {name!r} in the graph{did_you_mean(name, known, 3)}")
     if any(store.node == index for store in graph.stores):
         raise PartitaError(f"{name!r} has a place already")
     whole = Op(graph, index, Phase.STORE)
     parts = [whole] if transformation is None else _parts(whole, transformation)
     if len(parts) != len(devices):
         raise PartitaError(f"{name!r} has {len(parts)} parts and {len(devices)} devices")
+    where = caller()
     for part, device in zip(parts, devices, strict=True):
-        part.device = device
+        part.device, part.assigned = device, where
     graph.stores += parts
 
 
@@ -149,10 +156,10 @@ def _shown(found: object) -> str:
 
 
 def _group(ops: Ops, what: str) -> Sequence[Op]:
-    """Start a new group, numbered `graph.groups`, with these forward operators."""
+    """Start a new group, numbered from 1 in `graph.groups`, with these forward operators."""
     found = listed(ops)
     if found:
-        found[0].graph.groups += 1
+        found[0].graph.groups.append(caller())
     return _forward(found, what)
 
 
@@ -163,12 +170,3 @@ def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:
         if op.gone:
             raise PartitaError(f"{op.name} was transformed: name its parts")
     return ops
-
-
-def _caller() -> str:
-    """File and line of the user's call."""
-    frame: FrameType | None = sys._getframe(1)
-    own = str(Path(__file__).parent)
-    while frame is not None and frame.f_code.co_filename.startswith(own):
-        frame = frame.f_back
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -7,9 +7,10 @@ forward 1, backward 1. Within a micro-batch, forwards run in topological order a
 from collections import Counter, defaultdict
 from typing import TypeAlias
 
+from .names import BATCH
 from .op import Op, Phase
 from .tasks import Tasks
-from .transformation import BATCH, splits
+from .transformation import splits
 
 Label: TypeAlias = tuple[str, int]
 """A transformation's label and its occurrence number on the operator."""

@@ -17,9 +17,11 @@ from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.recycling import twins
 from ...model.machine.roofline import both_ways_flops
+from ...model.wording import did_you_mean
 from ..pipeline.orders import Orders, Slot
 from .graph import Graph
-from .op import Op, layer_of
+from .names import layer_of
+from .op import Op
 from .primitives import op_order
 from .transformation import Transformation, replicate, split
 
@@ -116,9 +118,11 @@ def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> 
         if (stage, micro) in planned:
             raise PartitaError(f"the order lacks micro-batch {micro} of stage {stage} of the plan")
         if groups[stage]:
+            labels = sorted({cut.label for ops in groups for op in ops for cut in op.cuts})
             raise PartitaError(
                 f"the order has micro-batch {micro} of stage {stage}, the plan does not: pass the label of the "
-                f"op_trans that made the micro-batches (now {label!r})"
+                f"op_trans that made the micro-batches (now {label!r}); the operators have "
+                f"{', '.join(map(repr, labels)) or 'none'}{did_you_mean(label, set(labels) - {label})}"
             )
 
 

@@ -16,6 +16,7 @@ from ..strategies.row import Row
 from .graph import Graph, Order
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, takes, within
 from .op import Op, Phase, differentiable
+from .site import Site, told
 
 Via: TypeAlias = "tuple[int, int] | None"
 
@@ -61,7 +62,7 @@ class Tasks:
 
 def tasks(graph: Graph) -> Tasks:
     """The tasks of a plan in a deterministic order: stores, forward and derived operators, updates, keeps."""
-    problems: list[str] = [f"{op.name} is not assigned to a device" for op in graph.forward if op.device is None]
+    problems = [_unassigned(op) for op in graph.forward if op.device is None]
     stores = [*graph.stores, *_default_stores(graph)]
     reached = gradients_reach(graph.pcg)
     computing = list(graph.forward)
@@ -83,7 +84,7 @@ def tasks(graph: Graph) -> Tasks:
         if stale is None:
             live.append(order)
         else:
-            problems.append(f"{order.where}: {stale.name} was transformed after it was ordered: order its parts")
+            problems.append(told(order.where, f"{stale.name} was transformed after it was ordered: order its parts"))
     return Tasks(graph, ops, tuple(needs), tuple(live), tuple(problems))
 
 
@@ -98,8 +99,12 @@ def gradients_reach(pcg: PCG) -> frozenset[int]:
 
 def _with_region(op: Op, like: Op) -> Op:
     assert like.device is not None, like
-    op.region, op.device = like.mask(None), like.device
+    op.region, op.device, op.assigned = like.mask(None), like.device, like.assigned
     return op
+
+
+def _unassigned(op: Op) -> str:
+    return told(op.where, f"{op.name} is not assigned to a device")
 
 
 def _default_stores(graph: Graph) -> list[Op]:
@@ -132,7 +137,7 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
         if op.device is not None:
             updates.append(op)
         elif op.cuts:
-            problems.append(f"{op.name} is not assigned to a device")
+            problems.append(_unassigned(op))
         else:
             updates += [_with_region(Op(graph, op.node, Phase.UPDATE), s) for s in stores if s.node == op.node]
     return updates, problems
@@ -144,7 +149,10 @@ def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[
     for op in updates:
         mask = op.mask(None)
         if not any(within(mask.box, box) for box in stored[op.node, op.device]):
-            yield f"{op.name} is on device {op.device}, which does not keep its {mask}: place it there (partita.place)"
+            yield told(
+                op.assigned,
+                f"{op.name} is on device {op.device}, which does not keep its {mask}: place it there (partita.place)",
+            )
 
 
 def _stored(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
@@ -244,7 +252,8 @@ class _Writers:
                 writers = exact if whole else _covering(cell, by_box)
                 wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
                 if wrong:
-                    return needs, [f"{Need(task, (), read.tensor, cell, via=via)}, {wrong}"]
+                    need = Need(task, (), read.tensor, cell, via=via)
+                    return needs, [told(wrong.where or task.where, f"{need}, {wrong.words}")]
                 needs += [
                     Need(task, tuple(ops), read.tensor, cell, addends, via=via, read=read)
                     for addends, ops in sorted(writers.items())
@@ -255,7 +264,7 @@ class _Writers:
     def loss(self) -> list[str]:
         """Problems of the loss, which no task reads."""
         wrong = _incomplete(self.found[PTensor(VALUE, self.pcg.loss), None].get((), {}))
-        return [f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong}"] if wrong else []
+        return [told(wrong.where, f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong.words}")] if wrong else []
 
 
 def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Addends, list[Op]]:
@@ -268,28 +277,41 @@ def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Add
     return found
 
 
-def _incomplete(writers: dict[Addends, list[Op]]) -> str:
-    """The problem if addends do not partition the whole; empty if they do."""
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """What is wrong with the writers of a part, and the call of the plan that made the last of them, if known."""
+
+    words: str
+    where: Site | None = None
+
+
+def _incomplete(writers: dict[Addends, list[Op]]) -> _Wrong | None:
+    """The problem if addends do not partition the whole; None if they do."""
     if not writers:
-        return "which no operator writes"
-    at, before = ALL[0], ""
+        return _Wrong("which no operator writes")
+    at, last = ALL[0], None
     for (start, stop), ops in sorted(writers.items()):
         if start < at:
-            return f"of which {before} and {ops[0].name} write the same addends"
+            assert last is not None
+            newest = max(last, ops[0], key=lambda op: (op.forward or op).number)
+            return _Wrong(f"of which {last.name} and {ops[0].name} write the same addends", newest.where)
         if start > at:
             break
-        at, before = stop, ops[0].name
-    return "" if at == ALL[1] else "of which some addends are written by no operator"
+        at, last = stop, ops[0]
+    if at == ALL[1]:
+        return None
+    return _Wrong("of which some addends are written by no operator", last.where if last else None)
 
 
-def _unlike(writers: dict[Addends, list[Op]], gradient: bool, via: Via) -> str:
-    """The problem if replicas of the same addends were cut differently and thus differ in value; else empty."""
+def _unlike(writers: dict[Addends, list[Op]], gradient: bool, via: Via) -> _Wrong | None:
+    """The problem if replicas of the same addends were cut differently and thus differ in value; else None."""
     for ops in writers.values():
         cuts = [_value_cuts(op, gradient, via) for op in ops] if len(ops) > 1 else []
         other = next((op for op, own in zip(ops, cuts, strict=False) if own != cuts[0]), None)
         if other is not None:
-            return f"of which {ops[0].name} and {other.name} have different addends: cut replicas alike"
-    return ""
+            words = f"of which {ops[0].name} and {other.name} have different addends: cut replicas alike"
+            return _Wrong(words, other.where)
+    return None
 
 
 def _value_cuts(op: Op, gradient: bool, via: Via) -> list[tuple[Row, int]]:

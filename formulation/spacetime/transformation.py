@@ -19,8 +19,10 @@ from ...model.errors import PartitaError
 from ...model.graph.layout import B, P, R, S, atom_of, is_split
 from ...model.graph.pcg import SOURCES
 from ...model.operators.operator import operator
+from ...model.wording import did_you_mean
 from ..strategies.row import Row
 from ..strategies.strategy import rows
+from .names import BATCH, dims_of
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -29,8 +31,6 @@ Dim: TypeAlias = "str | int | tuple[str, int] | tuple[str, int, int]"
 """A dimension: `"batch"`; dim d of a named tensor, `("layers.0.up.weight", 0)`; a factor of it,
 `("layers.0.qkv.weight", 0, 1)` for the heads of three fused projections; an index of the operator's notation, `"o"`,
 `"o:1"`; or a dim number of the output. `*` in a name matches any text."""
-
-BATCH = "batch"
 
 
 class Transformation(Protocol):
@@ -67,7 +67,7 @@ class Split:
                 return min(found, key=_preference)
         own = next((dim for dim in self.dims if not isinstance(dim, tuple) and dim != BATCH), None)
         if own is not None:
-            raise PartitaError(f"{_where(graph, node)} has no dimension {own!r}: {_known(graph, node)}")
+            raise PartitaError(f"{_where(graph, node)} has no dimension {own!r}: {_known(graph, node, own)}")
         if BATCH in self.dims and node in graph.sums:
             summed = [i in graph.sums for i in graph.pcg.nodes[node].inputs]
             for row in rows(graph.pcg, node):
@@ -99,7 +99,8 @@ class SplitValue:
     def row(self, graph: Graph, node: int) -> Row:
         names = _operands(graph, node)
         if self.operand not in names:
-            raise PartitaError(f"{_where(graph, node)} has no operand {self.operand!r}; it has {', '.join(names)}")
+            known = f"it has {', '.join(names)}{did_you_mean(self.operand, names)}"
+            raise PartitaError(f"{_where(graph, node)} has no operand {self.operand!r}; {known}")
         place = names.index(self.operand)
         for row in rows(graph.pcg, node):
             if not row.special and row.output == P and row.inputs[place] == P and row.index is None:
@@ -142,9 +143,10 @@ class Own:
             return shared if how == "whole" else P
         found = graph.atoms[node]
         if not isinstance(how, int) or not 0 <= how < len(found.dims) or not found.dims[how]:
+            hint = did_you_mean(how, ("whole", "addends"))
             raise PartitaError(
                 f"{self.label}: {how!r} is no cut of {graph.pcg.nodes[node].name!r}, of shape "
-                f"{graph.pcg.nodes[node].shape}; a cut is a dim that can be split, 'whole' or 'addends'"
+                f"{graph.pcg.nodes[node].shape}{hint} (a cut is a dim that can be split, 'whole' or 'addends')"
             )
         return S(found.of_dim(how).start)
 
@@ -248,7 +250,8 @@ def _parameter_letter(graph: Graph, node: int, dim: Dim) -> int:
             raise PartitaError(f"{graph.pcg.nodes[node].name} of shape {graph.pcg.nodes[node].shape} has no dim {dim}")
         return S(known.of_dim(dim).start)
     if isinstance(dim, str) and dim != BATCH:
-        raise PartitaError(f"a parameter has dims by number (0, 1) or by name, not {dim!r}")
+        hint = did_you_mean(dim, (BATCH,))
+        raise PartitaError(f"a parameter has dims by number (0, 1) or by name, not {dim!r}{hint}")
     wanted = graph.dimension(dim)
     return next((S(a) for a, number in enumerate(graph.dimensions[node]) if number in wanted), R)
 
@@ -262,10 +265,7 @@ def _where(graph: Graph, node: int) -> str:
     return f"{graph.pcg.nodes[node].op} {graph.pcg.nodes[node].name!r}"
 
 
-def _known(graph: Graph, node: int) -> str:
-    names = dict.fromkeys(
-        row.index[0] + (f":{row.index[1]}" if row.index[1] else "")
-        for row in rows(graph.pcg, node)
-        if row.index and not row.special
-    )
-    return f"it has {', '.join(names)}" if names else "it cannot be split"
+def _known(graph: Graph, node: int, dim: object) -> str:
+    """The end of a message about a dimension that a node lacks: those that it has, and the nearest."""
+    names = list(dims_of(graph.pcg, node, graph.batch))
+    return f"it has {', '.join(names)}{did_you_mean(dim, names)}" if names else "it cannot be split"

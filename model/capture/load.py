@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import PartitaError
+from ..wording import did_you_mean
 from .objective import TrainedModule
 from .references.scheme import SCHEMES, Build
 
@@ -142,4 +144,15 @@ def failure(what: str, error: BaseException, file: Path) -> str:
         return f"{what}: SyntaxError at line {error.lineno}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
     line = f" at line {frames[-1].lineno}" if frames else ""
-    return f"{what}: {type(error).__name__}{line}: {error}"
+    return f"{what}: {type(error).__name__}{line}: {error}{_hint(error)}"
+
+
+def _hint(error: BaseException) -> str:
+    """What a name that does not exist was meant to be; empty for other errors."""
+    if isinstance(error, AttributeError) and error.name:
+        return did_you_mean(error.name, (name for name in dir(error.obj) if not name.startswith("_")))
+    if isinstance(error, NameError) and error.name:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        return did_you_mean(error.name, {**frames[-1][0].f_globals, **frames[-1][0].f_locals} if frames else ())
+    missing = re.match(r"cannot import name '(\w+)'", str(error)) if isinstance(error, ImportError) else None
+    return did_you_mean(missing[1], dir(sys.modules.get(error.name or ""))) if missing else ""

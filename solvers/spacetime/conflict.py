@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from ...formulation.spacetime.graph import Order
 from ...formulation.spacetime.order import Precedences, Wait
+from ...formulation.spacetime.site import told
 from ...formulation.spacetime.tasks import Need
 
 Constraint: TypeAlias = Need | Order
@@ -246,4 +247,4 @@ def _described(given: Precedences, conflict: Conflict, source: Constraint) -> st
     first = next(ops[wait.producers[0]].name for wait in of if not wait.count)
     second = [ops[wait.task].name for wait in of if wait.count]
     more = f" and {len(second) - 1} more" if len(second) > 1 else ""
-    return f"op_order at {source.where}: {first} before {second[0]}{more}"
+    return told(source.where, f"{first} before {second[0]}{more}")

@@ -1,6 +1,7 @@
 """Validation of a space-time plan, and the order in which its tasks run (SuperScaler, section 3.2)."""
 
 from ...formulation.spacetime.order import Completed, PlanConflict, complete, precedences
+from ...formulation.spacetime.site import told
 from ...formulation.spacetime.tasks import Tasks
 from .conflict import described, smallest
 
@@ -15,7 +16,9 @@ def validate(tasks: Tasks, devices: int | None = None) -> Completed:
     for op in tasks.ops:
         follows = op.forward is not None or op.region is not None  # reported with its forward operator or store
         if devices is not None and not follows and op.device is not None and op.device >= devices:
-            problems.append(f"{op.name} is assigned to device {op.device}, of devices 0 to {devices - 1}")
+            problems.append(
+                told(op.assigned, f"{op.name} is assigned to device {op.device}, of devices 0 to {devices - 1}")
+            )
     if problems:
         raise PlanConflict("the plan cannot run:", problems)
     given = precedences(tasks)

@@ -339,7 +339,7 @@ def test_bytes_over_time_come_back_to_what_is_always_there() -> None:
 def test_a_machine_without_a_host_link_refuses_to_swap() -> None:
     found = program("gpt3-1.3b", swapped)
     one = machine(1)
-    with pytest.raises(PartitaError, match=r"adhoc-1 has no host_bandwidth"):
+    with pytest.raises(PartitaError, match=r"\.py:\d+: swap\(.*\): the plan swaps, but machine adhoc-1 has no"):
         predict(found, replace(one, device=replace(one.device, host_bandwidth=None)))
 
 

@@ -354,10 +354,11 @@ def test_overlapping_addends() -> None:
     first, _ = op_trans(named(graph)["down"], replicate(2, label="copy"))
     op_trans(first, split_value("x", 2))
     op_assign(graph.forward, 0)
-    assert (
-        "residual forward needs down[0:8, 0:4], of which down forward (copy 1/2, addends of x 1/2) and down forward "
-        "(copy 2/2) write the same addends"
-    ) in tasks(graph).problems
+    said = (
+        ': op_trans(first, split_value("x", 2)): residual forward needs down[0:8, 0:4], of which down forward (copy '
+        "1/2, addends of x 1/2) and down forward (copy 2/2) write the same addends"
+    )
+    assert any(problem.endswith(said) for problem in tasks(graph).problems)
 
 
 def test_replicas_that_share_out_addends_in_other_ways() -> None:
@@ -367,7 +368,7 @@ def test_replicas_that_share_out_addends_in_other_ways() -> None:
     op_trans(first, split("batch", 2))
     op_trans(second, replicate(2, addends=True))
     op_assign(graph.forward, 0)
-    (problem,) = (text for text in tasks(graph).problems if text.startswith("down.weight"))
+    (problem,) = (text for text in tasks(graph).problems if ": down.weight" in text)
     assert problem.endswith(
         "of which down backward (copy 1/2, batch 1/2) and down backward (copy 2/2, replica 1/2) have different "
         "addends: cut replicas alike"
@@ -378,8 +379,10 @@ def test_updated_where_it_is_not_kept() -> None:
     graph = Graph(mlp())
     op_assign(graph.forward, 0)
     op_assign(graph.optimizer, 1)
-    assert tasks(graph).problems[0] == (
-        "up.weight update is on device 1, which does not keep its [0:6, 0:4]: place it there (partita.place)"
+    problem = tasks(graph).problems[0]
+    assert problem.endswith(
+        ": op_assign(graph.optimizer, 1): up.weight update is on device 1, which does not keep its [0:6, 0:4]: place "
+        "it there (partita.place)"
     )
 
 
@@ -389,7 +392,11 @@ def test_a_tensor_of_which_a_part_is_not_made() -> None:
     halves = op_trans(ops["relu"], split("batch", 2))
     op_assign(graph.forward, 0)
     recompute([halves[0], ops["down"]])
-    assert tasks(graph).problems == ("down recompute needs the recomputed relu[4:8, 0:6], which no operator writes",)
+    (problem,) = tasks(graph).problems
+    assert problem.endswith(
+        ': recompute([halves[0], ops["down"]]): down recompute needs the recomputed relu[4:8, 0:6], which no operator '
+        "writes"
+    )
 
 
 def test_an_operator_transformed_after_it_was_ordered() -> None:
@@ -414,8 +421,8 @@ def test_an_operator_transformed_after_it_was_ordered() -> None:
     [
         (split("batch", 3), "batch: up forward has 8 entries there, which 3 parts do not divide"),
         (split("o", 4), "o: up forward has 6 entries there, which 4 parts do not divide"),
-        (split("q", 2), "linear 'up' has no dimension 'q': it has b.0, o, i"),
-        (split(2, 2), "linear 'up' has no dimension 2: it has b.0, o, i"),
+        (split("q", 2), "linear 'up' has no dimension 'q': it has batch, o, i"),
+        (split(2, 2), "linear 'up' has no dimension 2: it has batch, o, i"),
         (split(("nothing", 0), 2), "no tensor 'nothing' in the graph"),
         (split(("up.weight", 2), 2), r"'up.weight' of shape \(6, 4\) has no dim 2 to split"),
         (split(("up.weight", 0, 1), 2), "dim 0 of 'up.weight' has the factors"),

@@ -17,6 +17,7 @@ from ....formulation.spacetime.materialized import (
     writes,
 )
 from ....formulation.spacetime.op import Phase
+from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
 from ..common.rolled_lines import Piece, mark
 from ..common.text import shape_text
@@ -101,7 +102,8 @@ class DeviceWriter(Blocks):
         if run.op.phase is Phase.UPDATE:
             gradient, value = run.reads
             if self.from_store(value) is None:
-                raise PartitaError(f"{run.op.name} on device {run.op.device}: a parameter is updated where it is kept")
+                words = f"{run.op.name} on device {run.op.device}: a parameter is updated where it is kept"
+                raise PartitaError(told(run.op.assigned, words))
             text, name = self.use(gradient), self.box_name(run.op.node, run.op.mask(None).box)
             if name not in self.updated:
                 self.add(f"run.update({name}, {text})")

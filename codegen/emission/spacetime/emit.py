@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ....formulation.spacetime.materialized import Collective, Materialized, Receive
 from ....formulation.spacetime.op import Phase
+from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
 from ....model.graph.sparse_tables import sparse_tables
@@ -94,7 +95,7 @@ def _check(program: Materialized, pcg: PCG, dtype: str, optimizer: str) -> None:
             raise PartitaError(f"{node.name!r} joins several parameters, which space-time plans do not support")
     for op in program.tasks.ops:
         if op.of.op not in SOURCES and any(cut.row.special for cut in op.cuts):
-            raise PartitaError(f"{op.name}: special strategies are not supported in space-time plans")
+            raise PartitaError(told(op.where, f"{op.name}: special strategies are not supported in space-time plans"))
 
 
 def _fetches(program: Materialized) -> bool:
