@@ -17,6 +17,7 @@ import typer
 from . import __version__
 from .cli_options import INTERRUPTED, Json, chosen, output_option, parse_path, with_options
 from .cli_plan import PlanCommand, plan, price, profile
+from .cli_show import show
 from .codegen.planner.check_request import CheckRequest
 from .codegen.report.terminal import leave, print_either, print_json, print_result, progress_shown, words_to_stderr
 from .model.errors import PartitaError
@@ -118,6 +119,7 @@ Folder = Annotated[
 app.command(cls=PlanCommand)(plan)
 app.command()(price)
 app.command()(profile)
+app.command()(show)
 
 
 def main() -> None:
@@ -150,28 +152,6 @@ def verify(
         verdict = run(folder, ranks=ranks, level=level.value)
     print_result(verdict, as_json)
     leave(verdict["ok"])
-
-
-@app.command()
-def show(
-    folder: Folder,
-    html: Annotated[Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write a page.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write a timeline for Perfetto.")
-    ] = None,
-    pcg: Annotated[bool, typer.Option("--pcg", help="Print the PCG with explicit parallel operators instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --pcg: one JSON object.")] = False,
-) -> None:
-    """Print a plan: how tensors are split, what a step costs, what is communicated."""
-    from .codegen.report.show import show as describe
-
-    with words_to_stderr():
-        text = describe(folder, html=html, trace=trace)
-        if pcg or as_json:
-            from .codegen.report.show import show_graph
-
-            text = show_graph(folder, as_json)
-    print(text)
 
 
 @app.command()

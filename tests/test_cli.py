@@ -362,6 +362,40 @@ def test_show(partita: Run, play: Callable[..., None]) -> None:
     assert partita("show", "plan", "--html", "page.html") == (0, "plan page.html None\n", "")
 
 
+def test_show_operators(partita: Run) -> None:
+    code, out, err = partita("show", "mlp", "--operators", "--small", "--batch", "4")
+    assert (code, err) == (0, "")
+    assert "8 operators" in out.splitlines()
+    assert "  layers.0  linear    4x48    batch 4, o 48, i 48" in out.splitlines()
+    assert "  layers.1 to layers.3, each as layers.0" in out.splitlines()
+    code, out, _ = partita("show", "mlp", "--operators", "--small", "--json")
+    found = json.loads(out)
+    assert (code, sorted(found)) == (0, ["batch", "inputs", "model", "operators", "parameters"])
+    assert [entry["name"] for entry in found["parameters"]] == [
+        f"layers.{i}.{x}" for i in range(4) for x in ("weight", "bias")
+    ]
+    assert found["operators"][0]["dims"][1] == {
+        "name": "o", "size": 48, "tensors": [["layers.0.weight", 0, 0], ["layers.0.bias", 0, 0], ["layers.0", 1, 0]]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("mlpp --operators", "did you mean mlp"),
+        ("mlp --operators --pcg", "--html, --trace and --pcg are of a plan"),
+        ("mlp --small", "--small is of a model: give --operators too"),
+        ("mlp --batch-dim 0", "--batch-dim is of a model: give --operators too"),
+        ("mlp --operators --sequence 8", "mlp has no sequence"),
+        ("mlp --operators --batch 0", "--batch 0: a whole number from 1"),
+        ("none.py:f --operators", "no file 'none.py'"),
+    ],
+)
+def test_what_show_refuses(partita: Run, words: str, said: str) -> None:
+    code, out, err = partita("show", *words.split())
+    assert (code, out, said in err, "Traceback" in err) == (2, "", True, False), err
+
+
 EXAMPLE = json.loads((Path(__file__).parent / "data/contest_example.json").read_text())["problem"]
 KEYS = {"status", "objective", "bound", "gap", "seconds", "seconds_reading", "source", "words", "assignment", "proof"}
 

@@ -17,10 +17,11 @@ from ...model.graph.buffer_updates import updated
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.random_numbers import from_counters
 from ...model.operators.operator import is_random
-from ...model.wording import did_you_mean
+from ...model.wording import MOST_LINES, did_you_mean
 from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
+from .listing import COLUMNS, listing, table
 from .mask import VALUE, PTensor
 from .names import BATCH, batch_of
 from .op import Op, Phase, differentiable
@@ -83,6 +84,22 @@ class Graph:
         self._derived: dict[tuple[int, Phase], Op] = {}
         self._forward = {i: [Op(self, i, Phase.FORWARD)] for i, n in enumerate(pcg.nodes) if n.op not in SOURCES}
         self._updates = {i: [Op(self, i, Phase.UPDATE)] for i in pcg.of("parameter") if pcg.nodes[i].gradient}
+
+    def __repr__(self) -> str:
+        """The forward operators: name, operator, shape, dims for `split`, parts and devices; equal layers once, cut."""
+        operators = [entry for entry in listing(self.pcg, self._note) if entry.operator not in SOURCES]
+        count = len(self._forward)
+        parts = f" in {len(self.forward)} parts" if len(self.forward) > count else ""
+        head = f"Graph of {count} operators{parts}, batch {self.pcg.batch}; {COLUMNS}:"
+        return "\n  ".join((head, *table(operators, MOST_LINES - 1)))
+
+    def _note(self, node: int) -> str:
+        """How a plan cut a node, and where it put its parts: `micro 4 x batch 2, on 0 1`."""
+        ops = self.parts(node)
+        cuts = dict.fromkeys(" x ".join(f"{cut.label} {cut.parts}" for cut in op.cuts) for op in ops)
+        devices = sorted({op.device for op in ops if op.device is not None})
+        places = f"on {' '.join(map(str, devices))}" if devices else ""
+        return ", ".join(filter(None, (" or ".join(filter(None, cuts)), places)))
 
     # Read by plans
 
