@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,11 @@ import partita
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.listing import listing, table
 from partita.formulation.spacetime.names import layer_of
+from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place
 from partita.formulation.spacetime.site import caller, told
 from partita.formulation.spacetime.stages import in_order, stages
-from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
+from partita.formulation.spacetime.transformation import Dim, replicate, split, split_value, transformation
 from partita.model.errors import PartitaError
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
@@ -91,7 +93,7 @@ def test_every_name_that_is_listed_can_be_split(model: str) -> None:
     count = 0
     for op in graph.ops:
         for dim in listed[op.of.name].dims:
-            names = [dim.name, *dim.tensors] if op.is_forward else list(dim.tensors)
+            names: list[Dim] = [dim.name, *dim.tensors] if op.is_forward else list(dim.tensors)
             for name in names:
                 assert op.has(name) or not op.is_forward, (op, name)
             parts = op_trans(op, split(names[0], dim.size))
@@ -113,6 +115,11 @@ def test_every_name_that_is_listed_can_be_split(model: str) -> None:
 # Hints
 
 
+def wrongly(found: object) -> Any:
+    """A value where one of another type is needed."""
+    return found
+
+
 def test_words() -> None:
     assert did_you_mean("OP", ["op", "other"]) == "; did you mean op?"
     assert did_you_mean("zzz", ["op", "other"]) == did_you_mean("x", []) == ""
@@ -130,8 +137,8 @@ def test_words() -> None:
         (lambda g: op_trans(g.forward[0], split("bacth", 2)), r"'bacth': it has batch, o, i; did you mean batch\?"),
         (lambda g: op_trans(g.forward[0], split_value("W", 2)), r"no operand 'W'; it has x, w; did you mean w\?"),
         (lambda g: op_trans(g.forward[0], transformation(["hole", "whole"], 0, 2)), "mean whole"),
-        (lambda g: op_trans(g.forward[0], "replicat"), r"not by 'replicat'; did you mean replicate\?"),
-        (lambda g: op_assign(g.forward[0], "cuda:1"), r"not 'cuda:1'; did you mean 1\?"),
+        (lambda g: op_trans(g.forward[0], wrongly("replicat")), r"not by 'replicat'; did you mean replicate\?"),
+        (lambda g: op_assign(g.forward[0], wrongly("cuda:1")), r"not 'cuda:1'; did you mean 1\?"),
         (
             lambda g: in_order(partita.gpipe(2, 2), _micros(g), "mirco"),
             r"\(now 'mirco'\); the operators have 'micro'; did you mean micro\?",
@@ -143,10 +150,10 @@ def test_wrong_names_are_answered_with_the_nearest(wrong: Callable[[Graph], obje
         wrong(Graph(stack()))
 
 
-def _micros(graph: Graph) -> list[list[object]]:
+def _micros(graph: Graph) -> list[list[Op]]:
     for op in graph.forward:
         op_trans(op, split("batch", 2, "micro"))
-    return stages(graph, 2)  # type: ignore[return-value]
+    return stages(graph, 2)
 
 
 def test_operators_are_found_by_name_and_pattern() -> None:

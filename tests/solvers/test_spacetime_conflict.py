@@ -16,6 +16,7 @@ from partita.formulation.spacetime.graph import Graph, Order
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.order import PlanConflict, Wait
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute
+from partita.formulation.spacetime.site import Site
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
 from partita.model.errors import PartitaError
@@ -291,7 +292,7 @@ def waits(draw: st.DrawFn) -> list[Wait]:
         producers = draw(st.lists(st.integers(0, task - 1), min_size=1, max_size=3, unique=True))
         found.append(Wait(task, tuple(producers), f"need {number}"))  # type: ignore[arg-type]
     for number in range(draw(st.integers(1, 3))):
-        order, group = Order((), (), f"order {number}"), st.lists(event, min_size=1, max_size=2, unique=True)
+        order, group = Order((), (), Site("plan.py", number)), st.lists(event, min_size=1, max_size=2, unique=True)
         found += [Wait(count + number, (e,), order, 0) for e in draw(group)]
         found += [Wait(e, (count + number,), order) for e in draw(group)]
     return found
