@@ -153,6 +153,7 @@ def _hint(error: BaseException) -> str:
         return did_you_mean(error.name, (name for name in dir(error.obj) if not name.startswith("_")))
     if isinstance(error, NameError) and error.name:
         frames = list(traceback.walk_tb(error.__traceback__))
-        return did_you_mean(error.name, {**frames[-1][0].f_globals, **frames[-1][0].f_locals} if frames else ())
-    missing = re.match(r"cannot import name '(\w+)'", str(error)) if isinstance(error, ImportError) else None
-    return did_you_mean(missing[1], dir(sys.modules.get(error.name or ""))) if missing else ""
+        return did_you_mean(error.name, [*frames[-1][0].f_globals, *frames[-1][0].f_locals] if frames else ())
+    if isinstance(error, ImportError) and (missing := re.match(r"cannot import name '(\w+)'", str(error))):
+        return did_you_mean(missing[1], dir(sys.modules.get(error.name or "")))
+    return ""
