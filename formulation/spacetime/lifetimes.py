@@ -3,7 +3,8 @@
 A tensor lives from the instruction that creates it to its last reader; saved tensors (`Operator.saved`) until the
 backward has run. A recomputed operator saves nothing; its recomputation does. A swapped tensor is freed by its offload
 and allocated anew by its reload, once for all operators that save it. Parameter gradients live until the last update.
-Views and in-place results share the memory of their source.
+Views and in-place results share the memory of their source; a parameter gradient that nothing else reads is summed
+over devices in place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ class _Device:
         self.moved: dict[int, int] = {}
         self.updating: list[Span] = []  # gradients, alive until the last update at `updated`: they are clipped together
         self.updated = 0
+        self.last_read = {register: at for at, x in enumerate(instructions) for register in waits_for(x)}
         self.always = dict.fromkeys(MEMORY, 0)
         here = [i for op in _HERE for i in self.pcg.of(op)]
         self.always["inputs"] = sum(self.pcg.nodes[i].numel * self._item(i) for i in here)
@@ -78,6 +80,10 @@ class _Device:
                     self.of[target] = self.of[source]
                 case Collective(kind="reduce", source=Register() as source, target=target) if source == target:
                     self._new(self.prices.register_bytes(source), "transients", index)  # the copy that it adds up in
+                case Collective(kind="all_reduce", source=Register() as source, target=target) if (
+                    self.prices.graph.of_parameter(target.tensor, GRADIENT) and self.last_read[source] == index
+                ):
+                    self.of[target] = self.of[source]
                 case Collective(kind=kind, source=Register() as source, target=target):
                     room = max(map(self.prices.register_bytes, (source, target)))
                     self._new(_ROOM[kind] * room, "transients", index)
