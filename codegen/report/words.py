@@ -11,6 +11,7 @@ from ...model.graph.layout import P, atom_of, is_split
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.operators.convolution import CONVOLUTIONS
 from ...model.operators.loss import CLASSIFIED, LOSSES
+from ...model.sizes import bytes_text as bytes_text
 from ..plan.plan import Plan
 
 _SCORES = ("attention", "softmax")
@@ -203,13 +204,6 @@ def _places(graph: PCG) -> Iterator[tuple[str, int]]:
 
 
 # Numbers
-
-
-def bytes_text(count: float) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def percent(part: float, whole: float) -> str:

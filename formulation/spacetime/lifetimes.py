@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...model.operators.operator import operator
-from .mask import GRADIENT, RECOMPUTED, VALUE, PTensor
+from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE, PTensor
 from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, waits_for, writes
 from .op import Op, Phase
 from .price import Prices
@@ -31,11 +31,17 @@ _SAME_GRADIENT = {"view", "permute", "expand", "contiguous", "detach", "add"}
 
 @dataclass(slots=True)
 class Span:
-    """An allocation that lives from the start of the first instruction that touches it to the end of the last."""
+    """An allocation that lives from the start of the first instruction that touches it to the end of the last.
+
+    `tensor`: what lies in it; of kind SAVED it is what an operator keeps besides its operands and result, of a
+    transfer (`staging`) a copy while it runs.
+    """
 
     size_bytes: int
     kind: str
+    tensor: PTensor
     touched: list[int] = field(default_factory=list)  # instruction indices
+    staging: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +92,19 @@ class _Device:
                     self.of[target] = self.of[source]
                 case Collective(kind=kind, source=Register() as source, target=target):
                     room = max(map(self.prices.register_bytes, (source, target)))
-                    self._new(_ROOM[kind] * room, "transients", index)
+                    self._new(_ROOM[kind] * room, "transients", index, target.tensor).staging = True
             for register in writes(instruction):
                 if register not in self.of:
                     lasting = self.prices.graph.of_parameter(register.tensor, GRADIENT)
                     kind = "gradients" if lasting else "transients"
-                    self.of[register] = self._new(self.prices.register_bytes(register), kind, index)
+                    self.of[register] = self._new(self.prices.register_bytes(register), kind, index, register.tensor)
         return Lifetimes(self.always, tuple(self.spans), self.moved)
 
     def _task(self, index: int, op: Op, run: Run) -> None:
         match op.phase:
             case Phase.STORE:
                 self.always["weights"] += op.mask(None).numel * self._item(op.node)
-                self.of |= {w: Span(0, "weights") for w in run.writes if w is not None}
+                self.of |= {w: Span(0, "weights", w.tensor) for w in run.writes if w is not None}
             case Phase.FORWARD | Phase.RECOMPUTE:
                 self._forward(index, op, run)
             case Phase.BACKWARD | Phase.WEIGHT:
@@ -119,17 +125,18 @@ class _Device:
         nodes, entry, (write,) = self.pcg.nodes, operator(op.of.op), run.writes
         moved = [p for p, source in enumerate(op.of.inputs) if nodes[source].op not in _HERE]
         read = {p: self.of[r] for p, r in zip(moved, run.reads, strict=True)}
+        result = PTensor(RECOMPUTED if op.phase is Phase.RECOMPUTE else VALUE, op.node)
         if not entry.passes and len(op.of.inputs) == 1:
-            own = read.get(0) or Span(0, "inputs")
+            own = read.get(0) or Span(0, "inputs", result)
         else:
-            own = self._new(op.mask(None).numel * self._item(op.node), "transients", index)
+            own = self._new(op.mask(None).numel * self._item(op.node), "transients", index, result)
         if write is not None:
             self.of[write] = own
         if op.group is None or op.phase is Phase.RECOMPUTE:
             saved = self.prices.saved(op)
             held = [read[p] for p in saved.operands if p in read] + ([own] if saved.output else [])
             if saved.own_bytes:
-                held.append(self._new(saved.own_bytes, "transients", index))
+                held.append(self._new(saved.own_bytes, "transients", index, PTensor(SAVED, op.node)))
             self.held[op.forward or op] = list({id(span): span for span in held if span.size_bytes}.values())
 
     def _backward(self, index: int, op: Op, run: Run) -> None:
@@ -158,14 +165,14 @@ class _Device:
                 continue
             back = self.host[id(span)]
             if back is None:
-                back = self.host[id(span)] = self._new(span.size_bytes, "activations", index)
+                back = self.host[id(span)] = self._new(span.size_bytes, "activations", index, span.tensor)
                 moved += span.size_bytes
             back.touched.append(index)
             held[number] = back
         self.moved[index] = moved
 
-    def _new(self, size_bytes: int, kind: str, index: int) -> Span:
-        self.spans.append(Span(size_bytes, kind, [index]))
+    def _new(self, size_bytes: int, kind: str, index: int, tensor: PTensor) -> Span:
+        self.spans.append(Span(size_bytes, kind, tensor, [index]))
         return self.spans[-1]
 
     def _item(self, node: int) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
-from .lifetimes import Lifetimes, lifetimes
+from .lifetimes import Lifetimes, Span, lifetimes
 from .mask import PTensor
 from .materialized import (
     Accumulate,
@@ -72,12 +72,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step: per device its instructions in order (`devices`) and its memory."""
+    """A simulated step: per device its instructions in order (`devices`), its memory, and what lives in it."""
 
     program: Materialized
     machine: Machine
     devices: tuple[tuple[Timed, ...], ...]
     memory: tuple[Usage, ...]
+    living: tuple[Lifetimes, ...]
 
     @cached_property
     def step_ns(self) -> int:
@@ -87,6 +88,23 @@ class Prediction:
     @property
     def peak_bytes(self) -> tuple[int, ...]:
         return tuple(usage.peak_bytes for usage in self.memory)
+
+    @property
+    def too_full(self) -> tuple[int, ...]:
+        """The devices that need more memory than the machine's have for a plan, the fullest first."""
+        peaks, capacity = self.peak_bytes, self.machine.device.capacity_bytes
+        return tuple(sorted((d for d, peak in enumerate(peaks) if peak > capacity), key=lambda d: (-peaks[d], d)))
+
+    def alive(self, device: int) -> tuple[Span, ...]:
+        """The allocations of a device at its peak; what lies in it for the whole step is in `living`."""
+        living, now = self.living[device], set[int]()
+        total = sum(living.always.values())
+        for change in _changes(self.devices[device], living):
+            if total == self.memory[device].peak_bytes:
+                break
+            total += change.size_bytes
+            (now.discard if change.frees else now.add)(change.span)
+        return tuple(living.spans[number] for number in sorted(now) if living.spans[number].size_bytes)
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
@@ -112,7 +130,7 @@ def predict(program: Materialized, machine: Machine, dtype: str = "float32", opt
     living = [lifetimes(program, device, prices) for device in range(len(program.devices))]
     timeline = _Timeline(program, prices, living).run()
     memory = (_usage(own, alive) for own, alive in zip(timeline, living, strict=True))
-    return Prediction(program, machine, timeline, tuple(memory))
+    return Prediction(program, machine, timeline, tuple(memory), tuple(living))
 
 
 # Time
@@ -251,19 +269,34 @@ def _disjoint(moves: Iterable[tuple[int, _Move]]) -> Iterator[list[tuple[int, _M
 # Memory
 
 
-def _usage(timed: Sequence[Timed], living: Lifetimes) -> Usage:
-    """Memory over time. At equal times events follow instruction order; within one, allocations precede frees."""
-    changes: list[tuple[int, int, bool, int, str]] = []
-    for span in living.spans:
+class _Change(NamedTuple):
+    """A span is allocated or freed, at a time, by the instruction at `place`."""
+
+    ns: int
+    place: int
+    frees: bool
+    size_bytes: int
+    span: int
+
+
+def _changes(timed: Sequence[Timed], living: Lifetimes) -> list[_Change]:
+    """At equal times they follow instruction order; within one, allocations precede frees."""
+    changes: list[_Change] = []
+    for number, span in enumerate(living.spans):
         first, last = span.touched[0], max(span.touched, key=lambda place: (timed[place].end_ns, place))
-        changes.append((timed[first].reached_ns, first, False, span.size_bytes, span.kind))
-        changes.append((timed[last].end_ns, last, True, -span.size_bytes, span.kind))
+        changes.append(_Change(timed[first].reached_ns, first, False, span.size_bytes, number))
+        changes.append(_Change(timed[last].end_ns, last, True, -span.size_bytes, number))
+    return sorted(changes)
+
+
+def _usage(timed: Sequence[Timed], living: Lifetimes) -> Usage:
+    """Memory over time."""
     now = dict(living.always)
     total = most = sum(now.values())
     peak, peak_ns = dict(now), 0
     over_time: dict[int, int] = {0: total}
-    for ns, _, _, size, kind in sorted(changes):
-        now[kind] += size
+    for ns, _, _, size, span in _changes(timed, living):
+        now[living.spans[span].kind] += size
         total += size
         over_time[ns] = total
         if total > most:

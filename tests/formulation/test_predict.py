@@ -254,6 +254,25 @@ def test_what_is_alive_at_the_turn_is_what_the_planner_keeps(name: str) -> None:
     assert living.always["weights"] == weights and living.always["states"] == 2 * weights
 
 
+def test_gradients_are_summed_over_devices_in_place() -> None:
+    def by_samples(made: Graph) -> None:
+        for op in made.forward:
+            for device, part in enumerate(op_trans(op, split("batch", 2))):
+                op_assign(part, device)
+
+    found = step("gpt3-1.3b", by_samples, 2)
+    for device, own in enumerate(found.living):
+        summed = [
+            x.source for x in found.program.devices[device]
+            if isinstance(x, Collective) and x.kind == "all_reduce" and x.source is not None
+        ]  # fmt: skip
+        weights = [register.tensor for register in summed if register.tensor.kind == "gradient"]
+        once = [tensor for tensor in weights if len(graph("gpt3-1.3b").consumers[tensor.node]) == 1]
+        assert len(once) > 40
+        for tensor in once:
+            assert len([span for span in own.spans if span.tensor == tensor and span.kind == "gradients"]) == 1, tensor
+
+
 def layers_of(ops: Sequence[Op]) -> list[list[Op]]:
     found: dict[str, list[Op]] = {}
     for op in ops:

@@ -1,0 +1,136 @@
+"""What is alive on a device at its peak, in words: equal layers and micro-batches are told once, with a count."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...model.sizes import bytes_text
+from .lifetimes import Span
+from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE
+from .materialized import Collective, Instruction, Run
+from .op import Op, Phase
+from .predict import Prediction
+
+MOST_LINES = 12
+
+Label: TypeAlias = tuple[str, int]
+"""A transformation's label, and its occurrence among an operator's cuts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Bytes of equal things that are alive together: `count` tensors of kind `kind` (`MEMORY`)."""
+
+    size_bytes: int
+    kind: str
+    text: str
+    count: int
+
+
+def alive(found: Prediction, device: int) -> tuple[Alive, ...]:
+    """What is alive on a device at its peak, the largest first; the bytes add up to the peak."""
+    nodes, own = found.program.tasks.graph.pcg.nodes, found.program.devices[device]
+    several = micro_batches(found.program.tasks.graph.forward, device)
+    lines = list(_lasting(found, device))
+    gradients: list[tuple[str, int]] = []
+    together: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in found.alive(device):
+        name = nodes[span.tensor.node].name
+        if span.kind == "gradients":
+            gradients.append((name, span.size_bytes))
+        else:
+            together[span.kind, _what(span, own, name)].append(span)
+    lines += _of_parameters("gradients", gradients, sum(size for _, size in gradients))
+    for (kind, what), equal in together.items():
+        layers = len({nodes[span.tensor.node].name for span in equal})
+        tasks = [task for span in equal if (task := _task(span, own)) is not None]
+        counts = [f"{layers} layers"] if layers > 1 else []
+        for label, count in several.items():
+            numbers = {task.labels[label].number for task in tasks if label in task.labels}
+            counts += [f"{label[0]} {_ranges(numbers)} of {count}"] if numbers else []
+        text = f"{what} ({'; '.join(counts)})" if counts else what
+        lines.append(Alive(sum(span.size_bytes for span in equal), kind, text, len(equal)))
+    return tuple(sorted(lines, key=lambda line: (-line.size_bytes, line.text)))
+
+
+def told(lines: Sequence[Alive]) -> list[str]:
+    """At most `MOST_LINES` lines of text; the last sums up what is left."""
+    kept = lines if len(lines) <= MOST_LINES else lines[: MOST_LINES - 1]
+    shown = [(line.size_bytes, line.text) for line in kept]
+    rest = lines[len(kept) :]
+    if rest:
+        shown.append((sum(line.size_bytes for line in rest), f"{sum(line.count for line in rest)} other tensors"))
+    return [f"{bytes_text(size):>8}  {text}" for size, text in shown]
+
+
+def micro_batches(ops: Iterable[Op], device: int) -> dict[Label, int]:
+    """The transformations that all forward operators of a device have, and of which it runs several parts.
+
+    In their order among the cuts, with the number of parts that the device runs.
+    """
+    own = [op for op in ops if op.device == device]
+    numbers: dict[Label, set[int]] = defaultdict(set)
+    having: dict[Label, int] = defaultdict(int)
+    for op in own:
+        for label, cut in op.labels.items():
+            numbers[label].add(cut.number)
+            having[label] += 1
+    return {label: len(found) for label, found in numbers.items() if len(found) > 1 and having[label] == len(own)}
+
+
+def pattern(name: str) -> str:
+    """`layers.*.up` for `layers.3.up`: the name that equal layers share."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _lasting(found: Prediction, device: int) -> Iterator[Alive]:
+    """What takes memory for the whole step."""
+    graph, always = found.program.tasks.graph, found.living[device].always
+    runs = [x.op for x in found.program.devices[device] if isinstance(x, Run)]
+    for kind, phase in (("weights", Phase.STORE), ("states", Phase.UPDATE)):
+        numels = [(op.of.name, op.mask(None).numel) for op in runs if op.phase is phase]
+        yield from _of_parameters(kind, numels, always[kind])
+    if always["inputs"]:
+        count = len(graph.pcg.of("input")) + len(graph.pcg.of("buffer"))
+        yield Alive(always["inputs"], "inputs", "inputs: the whole batch, and buffers", count)
+
+
+def _of_parameters(kind: str, shares: Sequence[tuple[str, int]], size_bytes: int) -> Iterator[Alive]:
+    """One line for what is held of all parameters; `shares`: name and share of each, to name the largest."""
+    if not size_bytes:
+        return
+    by_name: dict[str, int] = defaultdict(int)
+    for name, share in shares:
+        by_name[pattern(name)] += share
+    largest = max(by_name, key=lambda name: (by_name[name], name))
+    count, what = len({name for name, _ in shares}), "optimizer states" if kind == "states" else kind
+    part = f", {by_name[largest] / sum(by_name.values()):.0%} of it for {largest}"
+    yield Alive(size_bytes, kind, f"{what} of {count} parameters{part}" if count > 1 else f"{what} of {largest}", count)
+
+
+def _what(span: Span, own: Sequence[Instruction], name: str) -> str:
+    """What lies in an allocation."""
+    words = {VALUE: "{}", RECOMPUTED: "{}, recomputed", SAVED: "what {} keeps besides", GRADIENT: "the gradient of {}"}
+    text = words.get(span.tensor.kind, span.tensor.kind + " {}").format(pattern(name))
+    first = own[span.touched[0]]
+    if span.staging and isinstance(first, Collective):
+        text += f", a copy for its {first.kind.replace('_', '-')}"
+    return text + (", for backward" if span.kind == "activations" else "")
+
+
+def _task(span: Span, own: Sequence[Instruction]) -> Op | None:
+    """The first task that makes or reads it."""
+    return next((x.op for x in (own[at] for at in span.touched) if isinstance(x, Run)), None)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`1 to 3, 5`, counted from 1."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0] + 1} to {run[-1] + 1}" if len(run) > 1 else f"{run[0] + 1}" for run in runs)
