@@ -20,7 +20,7 @@ from .cli_plan import PlanCommand, plan, price, profile
 from .cli_show import show
 from .codegen.planner.check_request import CheckRequest
 from .codegen.report.terminal import leave, print_either, print_json, print_result, progress_shown, words_to_stderr
-from .model.errors import PartitaError
+from .model.errors import DoesNotFitError, PartitaError
 from .model.machine.machine_choice import MachineChoice
 from .model.options import option, parse_axes, parse_sizes
 from .solvers.budget import Budget
@@ -123,9 +123,15 @@ app.command()(show)
 
 
 def main() -> None:
-    """Run the command line; an error that the user can fix becomes one line and exit code 2."""
+    """Run the command line; an error that the user can fix becomes one line and exit code 2.
+
+    That a plan does not fit takes several lines: what is in the memory, and what would mend it.
+    """
     try:
         app(prog_name="partita")
+    except DoesNotFitError as error:
+        print("partita:", error, file=sys.stderr)
+        sys.exit(2)
     except PartitaError as error:
         print("partita:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

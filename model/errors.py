@@ -8,7 +8,10 @@ class PartitaError(ValueError):
 
 
 class DoesNotFitError(PartitaError):
-    """The model fits the devices' memory under no plan that was searched."""
+    """A plan written by hand needs more memory than a device has, or all plans that were searched do.
+
+    The command line prints the message with its lines.
+    """
 
 
 class NoPlanError(PartitaError):

@@ -1,5 +1,6 @@
 """Saved space-time plans."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Any
 
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
-from ...model.graph.graph_file import graph_from_json
+from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
 from ...model.optimizers import optimizer_states
@@ -64,6 +65,12 @@ class SavedSpaceTimePlan:
 
     def __str__(self) -> str:
         return str(self.content["words"])
+
+
+def text_of(content: Mapping[str, Any], pcg: PCG, initial: InitialValues | None) -> str:
+    """The text of a plan.json: its parts, the graph, and how weights begin."""
+    known = {"initial": initial.to_json()} if initial else {}
+    return json.dumps({"kind": KIND, "format": FORMAT, **content, "graph": graph_to_json(pcg), **known}) + "\n"
 
 
 def copy_trace(folder: Path, trace: Path) -> None:

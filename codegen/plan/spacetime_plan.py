@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,14 +16,14 @@ from ...formulation.spacetime.predict import Prediction, predict
 from ...formulation.spacetime.tasks import tasks
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
-from ...model.graph.graph_file import graph_to_json
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.optimizers import optimizer_states
 from .delegation import call
-from .spacetime_file import FORMAT, KIND
+from .over_memory import does_not_fit
+from .spacetime_file import text_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,6 +94,12 @@ class SpaceTimePlan:
         """Predicted times of tasks and transfers, and memory."""
         return predict(self.program, self.machine, self.dtype, self.optimizer)
 
+    def beginning_with(self, initial: InitialValues | None) -> SpaceTimePlan:
+        """The plan with these initial values of weights."""
+        made = replace(self, initial=initial)
+        made.__dict__["prediction"] = self.prediction  # it does not depend on them
+        return made
+
     def summary(self) -> dict[str, Any]:
         """Summary for JSON: times in ns, memory in bytes."""
         found = self.prediction
@@ -107,18 +113,20 @@ class SpaceTimePlan:
             "tasks": len(self.program.tasks.ops),
             "step_ns": found.step_ns,
             "memory_bytes": max(found.peak_bytes),
+            "capacity_bytes": self.machine.device.capacity_bytes if self.machine.limited else None,
             "bubble": found.bubble,
         }
 
     def __str__(self) -> str:
         found = self.summary()
-        model = found["model"] or "a module"
+        model, capacity = found["model"] or "a module", found["capacity_bytes"]
+        room = f", of {capacity / 2**20:,.1f} MiB" if capacity else "; no machine was named that limits it"
         return "\n".join(
             (
                 f"{model}, batch {found['batch']}, on {self.ranks} devices of {self.machine.name}",
                 f"tasks         {found['tasks']}",
                 f"step          {found['step_ns'] / 1e6:.3f} ms predicted, devices idle {found['bubble']:.1%} of it",
-                f"memory        {found['memory_bytes'] / 2**20:.1f} MiB on the fullest device",
+                f"memory        {found['memory_bytes'] / 2**20:.1f} MiB on the fullest device{room}",
             )
         )
 
@@ -145,12 +153,10 @@ class SpaceTimePlan:
         """Save the program, the user's plan file (`written`) and the timeline in a folder."""
         files: dict[str, Any] = {
             "program.py": self.source(),
-            "plan.json": json.dumps(
-                {"kind": KIND, "format": FORMAT, "model": dict(self.model), "summary": self.summary(),
-                 "optimizer": self.optimizer, "words": str(self), "graph": graph_to_json(self.pcg),
-                 **({"initial": self.initial.to_json()} if self.initial else {})}
-            )
-            + "\n",
+            "plan.json": text_of(
+                {"model": dict(self.model), "summary": self.summary(), "optimizer": self.optimizer, "words": str(self)},
+                self.pcg, self.initial,
+            ),
             "trace.json": self._timeline(),
         }  # fmt: skip
         files |= self.initial.files() if self.initial else {}
@@ -175,7 +181,9 @@ def space_time(
 ) -> SpaceTimePlan:
     """Validate, order and materialize the plan that the operators of `graph` form.
 
-    Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies.
+    Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies, and
+    DoesNotFitError if a device of `machine` has too little memory. Without a machine, the devices are A100s with all
+    the memory that the plan needs; `machine.without_memory_limit()` is a machine that refuses nothing.
     """
     from ...model.capture.initial import values_of
     from ...solvers.spacetime.validate import validate
@@ -183,7 +191,7 @@ def space_time(
     found = tasks(graph)
     count = found.devices if devices is None else devices
     if machine is None:
-        machine = Machine.adhoc((count,))
+        machine = Machine.adhoc((count,)).without_memory_limit()
     precision(dtype)  # reject unknown names first
     optimizer_states(optimizer)
     if count > machine.devices:
@@ -191,4 +199,12 @@ def space_time(
     program = materialize(validate(found, count), machine, communication=communication, dtype=dtype)
     known = module or graph.module
     initial = values_of(known[0], graph.pcg.originals) if known else None
-    return SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)
+    made = SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)
+    if machine.limited and made.prediction.too_full:
+
+        def predicted(changed: Graph) -> Prediction:
+            program = materialize(validate(tasks(changed), count), machine, communication=communication)
+            return predict(program, machine, dtype, optimizer)
+
+        raise does_not_fit(made.prediction, predicted)
+    return made

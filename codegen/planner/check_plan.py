@@ -1,7 +1,7 @@
 """`partita check`: run a user's plan on its model and validate it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,7 +37,10 @@ class Checked:
 
 
 def check(request: CheckRequest) -> Checked:
-    """Run a plan file on its model, and validate the plan. PartitaError: the file is not a plan."""
+    """Run a plan file on its model, and validate the plan.
+
+    PartitaError: the file is not a plan. DoesNotFitError: the machine that is named has too little memory for it.
+    """
     module = import_file(request.file)
     write = _function(module, request.file)
     constants = {name: _constant(module, request.file, name, kind) for name, kind in _CONSTANTS.items()}
@@ -74,7 +77,7 @@ def check(request: CheckRequest) -> Checked:
     except PlanConflict as conflict:
         return Checked(None, max(before, len(operators.ops)), conflict.conflicts)
     initial = constructor_values(reference, plan.pcg, small=small, sequence=sequence)
-    return Checked(replace(plan, initial=initial), len(plan.program.tasks.ops))
+    return Checked(plan.beginning_with(initial), len(plan.program.tasks.ops))
 
 
 _CONSTANTS: Mapping[str, type] = {

@@ -6,6 +6,7 @@ forward operators (SuperScaler, section 5).
 
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -176,6 +177,25 @@ class Graph:
         """True for the value of a parameter, or another tensor of that `kind`."""
         return tensor.kind == kind and self.pcg.nodes[tensor.node].op == "parameter"
 
+    def copy(self) -> "Graph":
+        """A graph of the same plan, to change without changing this one."""
+        made = copy(self)
+        known: dict[Op, Op] = {}
+
+        def of(op: Op) -> Op:
+            if op not in known:
+                known[op] = copy(op)
+                known[op].graph = made
+                known[op].forward = op.forward and of(op.forward)
+            return known[op]
+
+        made._forward = {node: list(map(of, ops)) for node, ops in self._forward.items()}
+        made._updates = {node: list(map(of, ops)) for node, ops in self._updates.items()}
+        made._derived = {key: of(op) for key, op in self._derived.items()}
+        made.stores = list(map(of, self.stores))
+        made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
+        return made
+
     # Used by the primitives
 
     def count(self) -> int:
@@ -191,6 +211,13 @@ class Graph:
         at = ops.index(op)
         ops[at : at + 1] = parts
         op.gone = True
+
+    def renewed(self, node: int) -> Op:
+        """The update of a parameter, whole again: what a plan made of it is replaced."""
+        for op in self._updates[node]:
+            op.gone = True
+        self._updates[node] = [Op(self, node, Phase.UPDATE)]
+        return self._updates[node][0]
 
     def prove(self, node: int, row: Row, label: str) -> None:
         """Raise PartitaError, with the reason, unless a user-defined row is proved."""

@@ -85,7 +85,7 @@ class _Device:
                 case Collective(kind="broadcast", source=Register() as source, target=target):
                     self.of[target] = self.of[source]
                 case Collective(kind="reduce", source=Register() as source, target=target) if source == target:
-                    self._new(self.prices.register_bytes(source), "transients", index)  # the copy that it adds up in
+                    self._new(self.prices.register_bytes(source), "transients", index, target.tensor)  # its copy
                 case Collective(kind="all_reduce", source=Register() as source, target=target) if (
                     self.prices.graph.of_parameter(target.tensor, GRADIENT) and self.last_read[source] == index
                 ):

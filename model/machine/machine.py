@@ -36,6 +36,7 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 """What a machine's collectives run -> the profiles of which the cheapest for a payload is taken, as NCCL does."""
 
 MAX_DEVICES = 2**24  # keeps byte counts times device counts far inside 64 bits
+UNLIMITED_BYTES = 1 << 50  # of a device on which everything fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,12 @@ class Machine:
 
     def without_memory_limit(self) -> Machine:
         """This machine with devices on which everything fits."""
-        return replace(self, device=replace(self.device, memory_bytes=1 << 50))
+        return replace(self, device=replace(self.device, memory_bytes=UNLIMITED_BYTES))
+
+    @property
+    def limited(self) -> bool:
+        """False after `without_memory_limit`."""
+        return self.device.memory_bytes < UNLIMITED_BYTES
 
     def with_nodes(self, nodes: int) -> Machine:
         """This machine with `nodes` units on its outermost level."""
