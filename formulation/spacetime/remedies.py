@@ -72,7 +72,7 @@ def _swapped(graph: Graph, *, devices: Collection[int]) -> str:
     groups = _layers(graph, devices)
     for ops in groups:
         swap(ops)
-    return f"swap() what each of {_named(groups)} keeps for backward" if groups else ""
+    return f"swap() what each of {_named(groups)} keeps" if groups else ""
 
 
 def _layers(graph: Graph, devices: Collection[int]) -> list[list[Op]]:
@@ -90,7 +90,7 @@ def _named(groups: Sequence[Sequence[Op]]) -> str:
     layers = {ops[0].layer for ops in groups}
     names = list(dict.fromkeys(map(pattern, (f"{layer}." for layer in layers))))
     shown = ", ".join(sorted(name.removesuffix(".") for name in names))
-    return f"the {len(layers)} layers {shown}" if len(layers) > 1 else f"layer {next(iter(layers))}"
+    return f"the {len(layers)} layers ({shown})" if len(layers) > 1 else f"layer {next(iter(layers))}"
 
 
 # Co-shard

@@ -151,6 +151,21 @@ def test_every_device_is_compared() -> None:
     assert peaks[0] < peaks[1] and "as well" not in str(error.value)
 
 
+def test_weights_gradients_states_and_activations_count_in_their_dtypes() -> None:
+    program, where = free(plain, 1).program, Machine.load("cpu", nodes=1)
+    parameters = sum(node.numel for node in captured(128).nodes if node.op == "parameter")
+    found = {}
+    for dtype in ("float32", "float64", "mixed-bfloat16"):
+        predicted = predict(program, where, dtype, "adamw")
+        living, item = predicted.living[0], 8 if dtype == "float64" else 4
+        assert (living.always["weights"], living.always["states"]) == (item * parameters, 2 * item * parameters)
+        gradients = [span for span in living.spans if span.kind == "gradients"]
+        assert sum(span.size_bytes for span in gradients) >= item * parameters
+        found[dtype] = predicted.memory[0].peak["activations"]
+    assert found["mixed-bfloat16"] < found["float32"] < found["float64"]
+    assert predict(program, where, "float32", "sgd").living[0].always["states"] == 0
+
+
 # What is alive
 
 
