@@ -192,7 +192,7 @@ class Graph:
         made._forward = {node: list(map(of, ops)) for node, ops in self._forward.items()}
         made._updates = {node: list(map(of, ops)) for node, ops in self._updates.items()}
         made._derived = {key: of(op) for key, op in self._derived.items()}
-        made.stores = list(map(of, self.stores))
+        made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
         return made
 

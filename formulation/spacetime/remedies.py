@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from .graph import Graph, Order
 from .mask import whole
-from .op import Op, Phase, layer_of
+from .names import layer_of
+from .op import Op, Phase
 from .peak import Label, micro_batches, pattern
 from .primitives import op_assign, op_order, op_trans, place, recompute, swap
 from .stages import evenly
@@ -264,8 +265,8 @@ def _group_of(graph: Graph, groups: dict[tuple[int, int], int], group: int | Non
     if group is None:
         return None
     if (group, number) not in groups:
-        graph.groups += 1
-        groups[group, number] = graph.groups
+        graph.groups.append(graph.groups[group - 1])
+        groups[group, number] = len(graph.groups)
     return groups[group, number]
 
 
