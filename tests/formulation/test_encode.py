@@ -129,8 +129,8 @@ def test_what_cannot_be_fixed_is_refused(fixed: dict[str, tuple[str, ...]], word
 
 def test_costs_grow_with_micro_batches_and_memory_falls() -> None:
     """The bound that a search inherits: no entry falls when the same batch is cut into more micro-batches."""
-    whole = encoded(blocks(2, batch=16), micro_batches=1).network
-    halves = encoded(with_batch(blocks(2, batch=16), 8), micro_batches=2)
+    whole = encoded(blocks(2, batch=16), micro_batches=1, offload=False).network
+    halves = encoded(with_batch(blocks(2, batch=16), 8), micro_batches=2, offload=False)
     weights = dict(halves.weights.values())
     for v, (a, b) in enumerate(zip(whole.variables, halves.network.variables, strict=True)):
         old = len(a.cost)  # 8 samples still split over all 8 ranks; gradients may now be scattered in each of the two
