@@ -178,6 +178,8 @@ def check(
 
     given = chosen(MachineChoice, options)
     where = MachineChoice(**given).load() if given else None
+    if where is not None and given.get("machine") is None:  # a hierarchy alone names no memory
+        where = where.without_memory_limit()
     request = CheckRequest(program, machine=where, **chosen(CheckRequest, options))
     if output is not None:
         check_writable(output)

@@ -221,8 +221,8 @@ class SearchSpace:
 
     @property
     def free(self) -> SearchSpace:
-        """Every plan of the captured graph that a search with this `offload` has if no other option is given."""
-        return SearchSpace(offload=self.offload, schedule=ONE_F_ONE_B.name)
+        """Every plan of the captured graph that a search has if no option is given."""
+        return SearchSpace(offload=self.offload or None, schedule=ONE_F_ONE_B.name)
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.materialize import materialize
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
-from ...formulation.spacetime.tasks import tasks
+from ...formulation.spacetime.tasks import Tasks, tasks
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
@@ -196,15 +196,18 @@ def space_time(
     optimizer_states(optimizer)
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
-    program = materialize(validate(found, count), machine, communication=communication, dtype=dtype)
+
+    def materialized(changed: Tasks) -> Materialized:
+        return materialize(validate(changed, count), machine, communication=communication, dtype=dtype)
+
+    program = materialized(found)
     known = module or graph.module
     initial = values_of(known[0], graph.pcg.originals) if known else None
     made = SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)
     if machine.limited and made.prediction.too_full:
 
         def predicted(changed: Graph) -> Prediction:
-            program = materialize(validate(tasks(changed), count), machine, communication=communication)
-            return predict(program, machine, dtype, optimizer)
+            return predict(materialized(tasks(changed)), machine, dtype, optimizer)
 
         raise does_not_fit(made.prediction, predicted)
     return made

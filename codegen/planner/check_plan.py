@@ -9,7 +9,7 @@ from typing import Any
 from ...formulation.spacetime.order import PlanConflict
 from ...formulation.spacetime.site import raised_at, told
 from ...model.capture.load import failure, import_file, load_model
-from ...model.errors import PartitaError
+from ...model.errors import DoesNotFitError, PartitaError
 from ...model.training import parse_batch_dim
 from ...model.wording import MOST_LINES, cut
 from ..plan.spacetime_plan import SpaceTimePlan, Write, graph, space_time
@@ -111,6 +111,8 @@ def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
     try:
         write(operators, list(range(devices)))
     except PlanConflict:
+        raise
+    except DoesNotFitError:
         raise
     except PartitaError as error:
         raise PartitaError(told(raised_at(error), str(error))) from error

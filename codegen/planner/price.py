@@ -130,7 +130,9 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
     }
     if request.beside:
         context.tell("planning without the configuration")
-        kept = SearchSpace(recompute=space.recompute, overlap=space.overlap, compile=space.compile)
+        kept = SearchSpace(
+            offload=space.offload, recompute=space.recompute, overlap=space.overlap, compile=space.compile
+        )
         free = planned(machine, kept)
         result["planned"] = Priced(free, plan_price(free), fits=True).to_json(capacity)
         result["planned"]["mesh"] = list(free.placement.sizes) if free.size == 1 else None

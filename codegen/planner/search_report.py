@@ -35,7 +35,7 @@ def searched_space(
         "outside": outside(problem, space, found, rewritten, schedules),
         "axis_order": "every order" if problem.orders and not found.orders_left_out else "outermost level first",
         "micro_batches": list(problem.micro_batches),
-        **({"offload": True} if _offloads(problem) else {}),
+        **({"offload": True} if _offloads(problem, space) else {}),
         "recompute": list(problem.space.modes),
         **(
             {"joint": {"variables": [*chosen], "programs": [*found.programs]}}
@@ -62,8 +62,10 @@ def searched_space(
     return report | {"limits_hit": limits_hit}
 
 
-def _offloads(problem: PlanningProblem) -> bool:
-    """True if optimizer states may be in the host's memory."""
+def _offloads(problem: PlanningProblem, space: ConfigurationSpace | None = None) -> bool:
+    """True if optimizer states may be in the host's memory: not those of weights that have two versions."""
+    if space is not None and space.schedule.double_buffered and all(math.prod(row) > 1 for row in space.placements):
+        return False
     return problem.space.offload is not False and problem.machine.device.host_bandwidth is not None
 
 

@@ -46,11 +46,11 @@ class _Searches:
     def bounds(self) -> list[int]:
         """What is proved of the steps on every machine.
 
-        0: nothing, or of another space than that of all plans: without states on the host, which some machines cannot
-        have, or without what a faster plan of another search does (how tables are spread depends on the machine).
+        0: nothing, or of another space than that of all plans: without what a faster plan of another search does (how
+        tables are spread depends on the machine). States are on the host in no plan that runs on all machines unless
+        all can have them there.
         """
-        wide = any(report["space"].get("offload") for report in self.reports)
-        known = [r["bound_ns"] if bool(r["space"].get("offload")) == wide else 0 for r in self.reports]
+        known = [r["bound_ns"] for r in self.reports]
         known += [0] * (len(self.machines) - len(known))
         fastest = [min((steps[m] for _, _, steps in self.plans), default=inf) for m in range(len(self.machines))]
         return [bound if bound and bound <= least else 0 for bound, least in zip(known, fastest, strict=False)]

@@ -39,7 +39,8 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     for record in records:
         if record["times"]:
             by_what.setdefault(record["case"]["what"], []).append(record)
-    missing = [what for what in ("product", "update", "launch", "host_copy", "resting") if what not in by_what]
+    needed = ("product", "update", "launch", "resting", *(("host_copy", "host") if here.device != "cpu" else ()))
+    missing = [what for what in needed if what not in by_what]
     if missing:
         raise PartitaError(f"the profile is not complete: {', '.join(missing)} are not measured; run it again")
     device = _device(here, ranks, by_what)
@@ -70,7 +71,7 @@ def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) ->
         peak[record["case"]["dtype"]] = max(rates)
     traffic = update_traffic(precision("float32"), 2)
     update = max(by_what["update"], key=lambda record: record["case"]["elements"])
-    copy = max(by_what["host_copy"], key=lambda record: record["case"]["bytes"])
+    copy = next(iter(by_what.get("host_copy", ())), None)
     shared = ranks if here.device == "cpu" else 1
     memory = here.memory_bytes // shared
     resting = int(_ns(by_what["resting"][0])) + (int(RESERVED_CPU * memory) if here.device == "cpu" else 0)
@@ -82,7 +83,7 @@ def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) ->
         peak=peak,
         matmul_efficiency=1.0,
         launch_ns=min(map(_ns, by_what["launch"])),
-        host_bandwidth=copy["case"]["bytes"] / _ns(copy) * 1e9,
+        host_bandwidth=None if copy is None else copy["case"]["bytes"] / _ns(copy) * 1e9,
         host_ns=max((round(_ns(record)) for record in by_what.get("host", ())), default=0),
         kernels=_kernels(by_what.get("operator", ())),
     )
@@ -216,12 +217,10 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             },
             "matmul_efficiency": given(device.matmul_efficiency, "peaks are measured"),
             "launch_ns": given(round(device.launch_ns), "measured: an addition to one element", spread),
-            "host_bandwidth": given(round(device.host_bandwidth or 1), "measured: a copy", spread),
-            **(
-                {"host_ns": given(device.host_ns, "measured: layers of tiny tensors", spread)} if device.host_ns else {}
-            ),
         },
     }
+    if device.host_bandwidth is not None:
+        document["device"]["host_bandwidth"] = given(round(device.host_bandwidth), "measured: a copy", spread)
     if device.host_ns:
         document["device"]["host_ns"] = given(device.host_ns, "measured: layers of tiny tensors", spread)
     errors = kernel_errors(machine)

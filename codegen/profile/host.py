@@ -33,7 +33,7 @@ def host_calls(device: str = "cpu", repeats: int = 200) -> dict[str, Any]:
     more, counted = ([b - a for a, b in zip(*of, strict=True)] for of in (took, calls))
     names, every = ("forward_ns", "backward_ns"), zip(more, counted, strict=True)
     each = {name: round(ns / n) for name, (ns, n) in zip(names, every, strict=True)}
-    return {"device": device, "calls": counted, **each, "host_ns": round(sum(more) / sum(counted))}
+    return {"device": device, "calls": counted, **each, "host_ns": max(round(sum(more) / sum(counted)), 0)}
 
 
 def _issued(layers: int, device: str, repeats: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -205,7 +205,8 @@ def _collective(case: Mapping[str, Any], device: str, groups: Mapping[int, Any])
 def _beside(case: Mapping[str, Any], device: str, groups: Mapping[int, Any]) -> Measured:
     """An all-reduce and products that take about as long, each alone, side by side, and one after the other."""
     group, large = groups[case["group"]], torch.zeros(case["bytes"] // 4, device=device)
-    one = torch.randn(256, 256, device=device)
+    size = 256 if device == "cpu" else 1024
+    one = torch.randn(size, size, device=device)
 
     def reduced() -> None:
         dist.all_reduce(large, group=group)

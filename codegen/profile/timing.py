@@ -17,8 +17,8 @@ WINDOWS = 7
 MAX_CALLS = 2000
 SLOW_S = 0.2
 """Calls of more seconds are repeated less often."""
-QUEUED_CALLS = 100
-"""Of a window on a GPU: as many as its queue holds."""
+QUEUED_CALLS = 32
+"""Of a window on a GPU, whose queue holds about 1,000 kernels."""
 HOLD_CYCLES = 1 << 23, 1 << 31
 """For which a GPU waits before a window, at first and at most."""
 
@@ -30,13 +30,13 @@ class Timing(NamedTuple):
     spread: float
 
 
-def timed(call: Callable[[], object], device: str = "cpu", of_host: bool = False) -> Timing:
+def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
     """Time a call that every rank makes at the same time; ranks begin each window together.
 
     A window ends when the last rank is done: ranks that share cores run one before the other, and a step waits for all.
-    Of a GPU, the time that kernels take once they are queued; `of_host`: that until they are done, the host's included.
+    Of a GPU, the time that kernels take once they are queued.
     """
-    queued = device == "cuda" and not of_host
+    queued = device == "cuda"
 
     def windows(count: int, calls: int) -> list[float]:
         ends = torch.empty(2, count, dtype=torch.float64)

@@ -84,12 +84,12 @@ class _Device:
                     self.of[target] = self.of[source]
                 case Collective(kind="broadcast", source=Register() as source, target=target):
                     self.of[target] = self.of[source]
-                case Collective(kind="reduce", source=Register() as source, target=target) if source == target:
-                    self._new(self.prices.register_bytes(source), "transients", index, target.tensor)  # its copy
-                case Collective(kind="all_reduce", source=Register() as source, target=target) if (
+                case Collective(kind="all_reduce" | "reduce", source=Register() as source, target=target) if (
                     self.prices.graph.of_parameter(target.tensor, GRADIENT) and self.last_read[source] == index
                 ):
                     self.of[target] = self.of[source]
+                case Collective(kind="reduce", source=Register() as source, target=target) if source == target:
+                    self._new(self.prices.register_bytes(source), "transients", index, target.tensor)  # its copy
                 case Collective(kind=kind, source=Register() as source, target=target):
                     room = max(map(self.prices.register_bytes, (source, target)))
                     self._new(_ROOM[kind] * room, "transients", index, target.tensor).staging = True

@@ -153,3 +153,12 @@ def test_a_faster_plan_of_another_search_takes_the_proof_away(both: Plan) -> Non
     assert searches.bounds == [100, 100]
     searches.plans.append((both, report, [120, 99]))
     assert searches.bounds == [100, 0]
+
+
+def test_a_machine_that_keeps_nothing_on_its_host_takes_no_proof_away(graph: PCG) -> None:
+    """No plan that runs on all of them has states there, so the bounds of both searches are of all plans."""
+    hostless = replace(OUTSIDE, name="c", device=replace(OUTSIDE.device, host_bandwidth=None))
+    training = replace(TRAINING, optimizer="adamw")
+    made = plan_for_all(graph, (OUTSIDE, hostless), training, SPACE, UNLIMITED, Context())
+    never = plan_for_all(graph, (OUTSIDE, hostless), training, replace(SPACE, offload=False), UNLIMITED, Context())
+    assert made.report["objective_ns"] == made.report["bound_ns"] == never.report["objective_ns"]

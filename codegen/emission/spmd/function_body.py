@@ -25,6 +25,9 @@ from .parallel_branches import ParallelBranches, comment, operands_of, render
 from .recomputation import SegmentCall
 from .repeated_blocks import Block
 
+MOST_UNBOUND = 16
+"""Most entries along a dim that one line unpacks."""
+
 
 class FunctionBody(FunctionWriter):
     """Builds the statements of a function. `own`: nodes computed here; `weights`: their texts; all else is an argument.
@@ -303,6 +306,8 @@ class FunctionBody(FunctionWriter):
             return self._called(index)
         if index in self.branches:
             return self._joined(self.branches[index])
+        if (index, "part") in self._memo:
+            return self._memo[index, "part"]
         if node.op in ("part", "slice") and (siblings := self._siblings(index)):
             return self._parts(index, siblings)
         operands = []
@@ -351,7 +356,8 @@ class FunctionBody(FunctionWriter):
         found = sorted(readers, key=lambda i: nodes[i][at])
         if any((i, 0) in self.divided for i in found) or [nodes[i][at] for i in found] != list(range(count)):
             return []
-        return found if node.op == "part" or (node.gradient and count > 1 and node.shape[node["dim"]] == 1) else []
+        unbound = node.gradient and 1 < count <= MOST_UNBOUND and node.shape[node["dim"]] == 1
+        return found if node.op == "part" or unbound else []
 
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
         """One of all equal parts; a single statement computes them all, so that backward joins their gradients once."""
