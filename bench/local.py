@@ -7,7 +7,7 @@ measured seconds, the median of the rounds. `rank` is the place of a configurati
 model; the one that is predicted to be the fastest is `chosen`.
 
 Of GPUs also: the peak of the memory of tensors, predicted and measured; `busy`, the share of a step in which kernels
-run; and how often a step of the host waits for the device.
+run; and how often the host waits for the device in a step.
 
 Constant MFU takes all steps to reach the same share of the peak, the one with the least median error.
 """

@@ -101,20 +101,22 @@ def main(path: Path) -> None:
         _time_reductions(path.parent, MODELS[job.model])
     model = MODELS[job.model]
     steps: list[Step] = []
+    kept: list[int] = []
     found: list[dict[str, Any]] = []
     for form in job.forms:
         before = _held(job.device)
         steps.append(_step(path.parent, model, job, form))
         losses = [float(steps[-1](number)) for number in range(CHECKED)]
-        found.append({"losses": losses, "seconds": [], "kept": _held(job.device) - before})
+        found.append({"losses": losses, "seconds": []})
+        kept.append(_held(job.device) - before)
     number = CHECKED
     for _ in range(job.rounds):
         for step, times in zip(steps, found, strict=True):
             times["seconds"].append(_timed(step, number, job.steps))
         number += job.steps
     if job.device == "cuda":
-        for step, form in zip(steps, found, strict=True):
-            form["trace"], form["peak"] = _traced(step, number, form.pop("kept"))
+        for step, own, form in zip(steps, kept, found, strict=True):
+            form["trace"], form["peak"] = _traced(step, number, own)
             number += TRACED
     if dist.get_rank() == 0:
         (path.parent / RESULT).write_text(json.dumps(found))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
+from ..model.machine.machine import Machine
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
 from .parallelism import ANY_PARALLELISM, Parallelism
 from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
@@ -280,6 +281,10 @@ class SearchSpace:
             raise PartitaError(
                 f"--mesh {times(self.mesh)} has {math.prod(self.mesh)} ranks{each}, the machine has {devices} devices"
             )
+
+    def offloads(self, machine: Machine) -> bool:
+        """True if optimizer states may be in the host's memory."""
+        return self.offload is not False and machine.device.host_bandwidth is not None
 
     def check_unpipelined(self, option: str) -> None:
         """PartitaError if the space has pipelines only, for which an option has no meaning."""

@@ -1,4 +1,4 @@
-"""Words of messages: the nearest known names, lists that are cut."""
+"""Words of messages: the nearest known names, lists that are cut, numbers that follow each other."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -26,3 +26,18 @@ def cut(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
     if len(lines) <= most:
         return list(lines)
     return [*lines[: most - 1], f"and {len(lines) - most + 1:,} more"]
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of numbers that follow each other, in ascending order.
+
+    >>> runs([3, 0, 1, 2, 7])
+    [(0, 3), (7, 7)]
+    """
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found

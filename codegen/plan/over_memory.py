@@ -7,11 +7,12 @@ from typing import TypeAlias
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.materialized import Run
 from ...formulation.spacetime.op import Op
-from ...formulation.spacetime.peak import alive, told
+from ...formulation.spacetime.peak import alive, shown_lines
 from ...formulation.spacetime.predict import Prediction
 from ...formulation.spacetime.remedies import Change, Remedy, in_flight, remedies
 from ...model.errors import DoesNotFitError, PartitaError
 from ...model.sizes import bytes_text
+from ...model.wording import runs
 
 Predict: TypeAlias = Callable[[Graph], Prediction]
 """Validates the plan that a graph forms, and predicts it. PartitaError: it cannot run."""
@@ -40,7 +41,7 @@ def does_not_fit(found: Prediction, predict: Predict) -> DoesNotFitError:
         f"{bytes_text(capacity)} that a plan may use"
         + (f"; {_listed(others)} {'need' if others[1:] else 'needs'} too much as well" if others else ""),
         f"alive at the peak of device {device}:",
-        *(f"  {line}" for line in told(alive(found, device))),
+        *(f"  {line}" for line in shown_lines(alive(found, device))),
     ]
     ways = mended(found, predict)
     if not ways:
@@ -109,7 +110,7 @@ def _order(found: Prediction, device: int) -> list[Op]:
 
 def _listed(devices: Sequence[int]) -> str:
     """`devices 1 to 3`, `devices 1, 4`."""
-    own = sorted(devices)
-    if len(own) > 2 and own == list(range(own[0], own[-1] + 1)):
-        return f"devices {own[0]} to {own[-1]}"
-    return f"device{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
+    (first, last), *more = runs(devices)
+    if last - first > 1 and not more:
+        return f"devices {first} to {last}"
+    return f"device{'s' * (len(devices) > 1)} {', '.join(map(str, sorted(devices)))}"

@@ -66,7 +66,7 @@ def _offloads(problem: PlanningProblem, space: ConfigurationSpace | None = None)
     """True if optimizer states may be in the host's memory: not those of weights that have two versions."""
     if space is not None and space.schedule.double_buffered and all(math.prod(row) > 1 for row in space.placements):
         return False
-    return problem.space.offload is not False and problem.machine.device.host_bandwidth is not None
+    return problem.space.offloads(problem.machine)
 
 
 def _ended_by(found: SearchResult) -> str:

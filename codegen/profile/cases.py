@@ -12,7 +12,7 @@ from .kernels import Kernel
 
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
 PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
-BESIDE = 1 << 22
+BESIDE_BYTES = 1 << 22
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 HOST = {"what": "host"}
 DTYPES = ("float32", "bfloat16", "float64", "float16")
@@ -33,7 +33,7 @@ def device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
             for payload in PAYLOADS:
                 yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
     if ranks > 1:
-        yield {"what": "beside", "group": ranks, "bytes": BESIDE}
+        yield {"what": "beside", "group": ranks, "bytes": BESIDE_BYTES}
 
 
 def operator_case(kernel: Kernel) -> dict[str, Any]:

@@ -48,17 +48,18 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     level = Level("rank" if here.device == "cpu" else "gpu", ranks, 1e9, 1e5)
     machine = Machine(f"local-{ranks}", (level,), device, collectives)
     level = _links(machine, by_what.get("collective", ()))
-    hidden, waited = beside(by_what)
+    hidden, waited = beside(by_what.get("beside", ()))
     level = replace(level, wait_ns=waited / max(ranks - 1, 1))
     return replace(machine, levels=(level,), overlaps=hidden >= HALF)
 
 
-def beside(by_what: Mapping[str, Sequence[Record]]) -> tuple[float, float]:
-    """The share of an all-reduce, or of products beside it if they are shorter, that hides; ns that it waits for ranks.
+def beside(records: Iterable[Record]) -> tuple[float, float]:
+    """How much of the shorter of an all-reduce and the products beside it hides, a share; ns that it waits for ranks.
 
-    Ranks come late to a collective after products, which take unequally long on each.
+    `records`: of such pairs; one rank has none. Ranks come late to a collective after products, which take unequally
+    long on each.
     """
-    for record in by_what.get("beside", ()):
+    for record in records:
         reduced, products, both, turn = (record["times"][name][0] for name in BESIDE)
         return (reduced + products - both) / min(reduced, products), max(turn - reduced - products, 0.0)
     return 1.0, 0.0
@@ -236,7 +237,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             for times in device.kernels
         ]
     head = f"# Measured by `partita profile`: {what}.\n# Points of kernels: FLOPs, bytes, kernels, ns.\n"
-    hidden, _ = beside({"beside": [record for record in known if record["case"]["what"] == "beside"]})
+    hidden, _ = beside(record for record in known if record["case"]["what"] == "beside")
     head += f"# Of an all-reduce beside products {max(hidden, 0):.0%} hides.\n" if level.size > 1 else ""
     if links:
         head += "# GPUs are joined by (nvidia-smi topo -m):\n" + "".join(f"#   {line}\n" for line in links)

@@ -49,7 +49,7 @@ def _issued(layers: int, device: str, repeats: int) -> tuple[tuple[int, int], tu
             own = program.Model(mesh)
         program.load(own, state_of(model), mesh)
         inputs = program.synthetic(0)
-        took: list[tuple[int, int]] = []
+        times: list[tuple[int, int]] = []
         for _ in range(repeats):
             wait()
             start = time.perf_counter_ns()
@@ -57,8 +57,8 @@ def _issued(layers: int, device: str, repeats: int) -> tuple[tuple[int, int], tu
             middle = time.perf_counter_ns()
             loss.backward()
             end = time.perf_counter_ns()
-            took.append((middle - start, end - middle))
-        forward, backward = (round(median(each)) for each in zip(*took, strict=True))
+            times.append((middle - start, end - middle))
+        forward, backward = (round(median(each)) for each in zip(*times, strict=True))
         return forward, backward
 
     with tempfile.TemporaryDirectory(prefix="partita-host-") as folder:

@@ -20,7 +20,7 @@ SLOW_S = 0.2
 QUEUED_CALLS = 32
 """Of a window on a GPU, whose queue holds about 1,000 kernels."""
 HOLD_CYCLES = 1 << 23, 1 << 31
-"""For which a GPU waits before a window, at first and at most."""
+"""Clock cycles for which a GPU is held back before a window, at first and at most."""
 
 
 class Timing(NamedTuple):
@@ -34,7 +34,7 @@ def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
     """Time a call that every rank makes at the same time; ranks begin each window together.
 
     A window ends when the last rank is done: ranks that share cores run one before the other, and a step waits for all.
-    Of a GPU, the time that kernels take once they are queued.
+    On a GPU it is the kernels' own time: all calls are queued before the first begins.
     """
     queued = device == "cuda"
 
@@ -42,7 +42,7 @@ def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
         ends = torch.empty(2, count, dtype=torch.float64)
         for number in range(count):
             dist.barrier()
-            ends[:, number] = torch.tensor((_queued if queued else _watched)(call, calls, device))
+            ends[:, number] = torch.tensor((_queued if queued else _watched)(call, calls))
         last = ends.to(device)
         dist.all_reduce(last, dist.ReduceOp.MAX)
         found: list[float] = (last.sum(0) / calls).tolist()
@@ -56,18 +56,16 @@ def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
     return Timing(middle, median(abs(x - middle) for x in found) / middle)
 
 
-def _watched(call: Callable[[], object], calls: int, device: str) -> tuple[float, float]:
-    """When calls began, negative, and when they were done: ns by the clock of the computer, which all ranks share."""
+def _watched(call: Callable[[], object], calls: int) -> tuple[float, float]:
+    """When calls on a CPU began, negative, and when they ended: ns by the computer's clock, which all ranks share."""
     start = time.perf_counter_ns()
     for _ in range(calls):
         call()
-    if device == "cuda":
-        torch.cuda.synchronize()
     return -start, time.perf_counter_ns()
 
 
-def _queued(call: Callable[[], object], calls: int, device: str) -> tuple[float, float]:
-    """0, and ns of calls on the GPU, which begins only when all are queued: so it never waits for the host."""
+def _queued(call: Callable[[], object], calls: int) -> tuple[float, float]:
+    """0, and ns of calls on a GPU, which is held back until all are queued, so that it never waits for the host."""
     cycles, most = HOLD_CYCLES
     while True:
         start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -76,11 +74,11 @@ def _queued(call: Callable[[], object], calls: int, device: str) -> tuple[float,
         start.record()
         for _ in range(calls):
             call()
-        late = torch.tensor(float(start.query()))
+        begun = bool(start.query())
         end.record()
         torch.cuda.synchronize()
-        found = late.to(device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)  # all ranks repeat a window, or none
-        if not found or cycles >= most:
+        late = torch.tensor(float(begun), device="cuda")
+        dist.all_reduce(late, dist.ReduceOp.MAX)  # all ranks repeat a window, or none
+        if not late or cycles >= most:
             return 0.0, float(start.elapsed_time(end)) * 1e6
         cycles *= 4

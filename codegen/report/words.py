@@ -12,6 +12,7 @@ from ...model.graph.pcg import PCG, SOURCES
 from ...model.operators.convolution import CONVOLUTIONS
 from ...model.operators.loss import CLASSIFIED, LOSSES
 from ...model.sizes import bytes_text as bytes_text
+from ...model.wording import runs
 from ..plan.plan import Plan
 
 _SCORES = ("attention", "softmax")
@@ -129,13 +130,7 @@ def ranges(numbers: Iterable[int]) -> str:
     steps = {b - a for a, b in pairwise(left)}
     if len(left) > 3 and len(steps) == 1 and steps != {1}:
         return f"{left[0]},{left[1]}..{left[-1]}"
-    parts: list[list[int]] = []
-    for n in left:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs(left))
 
 
 def equal_layers(

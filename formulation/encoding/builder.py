@@ -121,7 +121,7 @@ class NetworkBuilder:
     @property
     def offloads(self) -> bool:
         """True if optimizer states may be in the host's memory."""
-        return self.options.space.offload is not False and self.machine.device.host_bandwidth is not None
+        return self.options.space.offloads(self.machine)
 
     def readers(self, node: int) -> tuple[int, ...]:
         """A node and the nodes of passes without gradient that repeat it."""

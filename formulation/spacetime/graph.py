@@ -4,7 +4,6 @@ A user's plan transforms it; `tasks` reads the result. Backward, recomputation a
 forward operators (SuperScaler, section 5).
 """
 
-import re
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
 from .listing import COLUMNS, listing, table
 from .mask import VALUE, PTensor
-from .names import BATCH, batch_of
+from .names import BATCH, batch_of, pattern
 from .op import Op, Phase, differentiable
 from .site import Site
 from .transformation import Dim
@@ -260,5 +259,5 @@ class Graph:
 def _hint(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the names most like it, with `*` for numbers if it is a pattern."""
     if "*" in name:
-        known = (re.sub(r"(?<=\.)\d+(?=\.)", "*", other) for other in known)
+        known = map(pattern, known)
     return did_you_mean(name, dict.fromkeys(known), 3)

@@ -1,5 +1,6 @@
 """The names by which plans find layers and dimensions."""
 
+import re
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -52,3 +53,8 @@ def layer_of(path: str, depth: int = 1) -> str:
     names = path.split(".")
     numbers = [at for at, name in enumerate(names) if name.isdigit()]
     return ".".join(names[: numbers[depth - 1] + 1]) if len(numbers) >= depth else ""
+
+
+def pattern(name: str) -> str:
+    """`layers.*.up` for `layers.3.up`: the name that equal layers share."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

@@ -1,19 +1,20 @@
 """What is alive on a device at its peak, in words: equal layers and micro-batches are told once, with a count."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...model.sizes import bytes_text
+from ...model.wording import runs
 from .lifetimes import Span
 from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE
 from .materialized import Collective, Instruction, Run
+from .names import pattern
 from .op import Op, Phase
 from .predict import Prediction
 
-MOST_LINES = 12
+MOST_SHOWN = 12
 
 Label: TypeAlias = tuple[str, int]
 """A transformation's label, and its occurrence among an operator's cuts."""
@@ -55,9 +56,9 @@ def alive(found: Prediction, device: int) -> tuple[Alive, ...]:
     return tuple(sorted(lines, key=lambda line: (-line.size_bytes, line.text)))
 
 
-def told(lines: Sequence[Alive]) -> list[str]:
-    """At most `MOST_LINES` lines of text; the last sums up what is left."""
-    kept = lines if len(lines) <= MOST_LINES else lines[: MOST_LINES - 1]
+def shown_lines(lines: Sequence[Alive]) -> list[str]:
+    """At most `MOST_SHOWN` lines of text; the last sums up what is left."""
+    kept = lines if len(lines) <= MOST_SHOWN else lines[: MOST_SHOWN - 1]
     shown = [(line.size_bytes, line.text) for line in kept]
     rest = lines[len(kept) :]
     if rest:
@@ -78,11 +79,6 @@ def micro_batches(ops: Iterable[Op], device: int) -> dict[Label, int]:
             numbers[label].add(cut.number)
             having[label] += 1
     return {label: len(found) for label, found in numbers.items() if len(found) > 1 and having[label] == len(own)}
-
-
-def pattern(name: str) -> str:
-    """`layers.*.up` for `layers.3.up`: the name that equal layers share."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _lasting(found: Prediction, device: int) -> Iterator[Alive]:
@@ -127,10 +123,5 @@ def _task(span: Span, own: Sequence[Instruction]) -> Op | None:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """`1 to 3, 5`, counted from 1."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0] + 1} to {run[-1] + 1}" if len(run) > 1 else f"{run[0] + 1}" for run in runs)
+    ends = [(first + 1, last + 1) for first, last in runs(numbers)]
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ends)

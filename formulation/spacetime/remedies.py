@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from .graph import Graph, Order
 from .mask import whole
-from .names import layer_of
+from .names import layer_of, pattern
 from .op import Op, Phase
-from .peak import Label, micro_batches, pattern
+from .peak import Label, micro_batches
 from .primitives import op_assign, op_order, op_trans, place, recompute, swap
 from .stages import evenly
 from .tasks import Tasks
@@ -274,20 +274,20 @@ def _group_of(graph: Graph, groups: dict[tuple[int, int], int], group: int | Non
 
 
 def _states_split(graph: Graph, *, tasks: Tasks) -> str:
-    parts: dict[Op, list[Op]] = {}
-    count = 0
-    for node, how, devices in _replicated(graph, tasks):
-        old = graph.parts(node)
-        made = op_trans(graph.renewed(node), how)
-        for part, device in zip(made, devices, strict=True):
-            op_assign(part, device)
-        parts |= dict.fromkeys(old, made)
-        count = len(devices)
-    _follow(graph, parts)
-    return f"ZeRO-1: op_trans() updates by evenly(op, {count}), each part on another device" if parts else ""
+    count = _updates_split(graph, tasks)
+    return f"ZeRO-1: op_trans() updates by evenly(op, {count}), each part on another device" if count else ""
 
 
 def _weights_split(graph: Graph, *, tasks: Tasks) -> str:
+    count = _updates_split(graph, tasks, placed=True)
+    return f"ZeRO-3: place() parameters by evenly(op, {count}) on the devices that read them" if count else ""
+
+
+def _updates_split(graph: Graph, tasks: Tasks, placed: bool = False) -> int:
+    """Split the updates of parameters that several devices hold; return among how many, 0 if there are none.
+
+    `placed`: the parameters too are kept in these parts.
+    """
     parts: dict[Op, list[Op]] = {}
     count = 0
     for node, how, devices in _replicated(graph, tasks):
@@ -295,11 +295,12 @@ def _weights_split(graph: Graph, *, tasks: Tasks) -> str:
         made = op_trans(graph.renewed(node), how)
         for part, device in zip(made, devices, strict=True):
             op_assign(part, device)
-        place(graph, graph.pcg.nodes[node].name, how, devices)
+        if placed:
+            place(graph, graph.pcg.nodes[node].name, how, devices)
         parts |= dict.fromkeys(old, made)
         count = len(devices)
     _follow(graph, parts)
-    return f"ZeRO-3: place() parameters by evenly(op, {count}) on the devices that read them" if parts else ""
+    return count
 
 
 def _replicated(graph: Graph, tasks: Tasks) -> list[tuple[int, Transformation, list[int]]]:

@@ -16,7 +16,7 @@ from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.formulation.pipeline.orders import gpipe
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
-from partita.formulation.spacetime.peak import MOST_LINES, alive, told
+from partita.formulation.spacetime.peak import MOST_SHOWN, alive, shown_lines
 from partita.formulation.spacetime.predict import Prediction, predict
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute, swap
 from partita.formulation.spacetime.stages import evenly, in_order, layers, stages
@@ -178,7 +178,7 @@ def test_what_is_alive_adds_up_to_the_peak_largest_first() -> None:
             by_kind = {kind: sum(x.size_bytes for x in lines if x.kind == kind) for kind in found.memory[device].peak}
             assert by_kind == found.memory[device].peak
             assert [line.size_bytes for line in lines] == sorted((x.size_bytes for x in lines), reverse=True)
-            assert len(told(lines)) <= MOST_LINES
+            assert len(shown_lines(lines)) <= MOST_SHOWN
 
 
 def test_equal_layers_and_micro_batches_are_told_once_with_a_count() -> None:

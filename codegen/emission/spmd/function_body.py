@@ -361,21 +361,20 @@ class FunctionBody(FunctionWriter):
 
     def _parts(self, index: int, siblings: Sequence[int]) -> int:
         """One of all equal parts; a single statement computes them all, so that backward joins their gradients once."""
-        if (index, "part") not in self._memo:
-            recorded, call, node = not self._unrecorded(index), self.call(index), self.plan.graph.nodes[index]
-            (source,), (layout,), dim = node.inputs, self.plan.choices[index].inputs, node["dim"]
-            text = chunked if node.op == "part" else lambda _, t: f"{enclosed(t[0])}.unbind({dim})"
-            this = Statement(lambda t: text(call, t), (self.value(source, layout, recorded),), "view", "x", index)
-            this.without_gradient = not recorded
-            made, gives = self.add(this), list[int]()
-            for i in siblings:
-                name = self._value_name(i)
-                gives.append(self._result(made, name, i))
-                self._memo[i, "part"] = gives[-1]
-                if node.op == "slice":
-                    entry = Statement(lambda t: f"{t[0]}.unsqueeze({dim})", (gives[-1],), "view", name, i)
-                    self._memo[i, "part"] = self.add(entry)
-            this.results = tuple(gives)
+        recorded, call, node = not self._unrecorded(index), self.call(index), self.plan.graph.nodes[index]
+        (source,), (layout,), dim = node.inputs, self.plan.choices[index].inputs, node["dim"]
+        text = chunked if node.op == "part" else lambda _, t: f"{enclosed(t[0])}.unbind({dim})"
+        this = Statement(lambda t: text(call, t), (self.value(source, layout, recorded),), "view", "x", index)
+        this.without_gradient = not recorded
+        made, gives = self.add(this), list[int]()
+        for i in siblings:
+            name = self._value_name(i)
+            gives.append(self._result(made, name, i))
+            self._memo[i, "part"] = gives[-1]
+            if node.op == "slice":
+                entry = Statement(lambda t: f"{t[0]}.unsqueeze({dim})", (gives[-1],), "view", name, i)
+                self._memo[i, "part"] = self.add(entry)
+        this.results = tuple(gives)
         return self._memo[index, "part"]
 
     def _called(self, index: int) -> int:
