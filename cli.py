@@ -26,6 +26,9 @@ from .model.options import option, parse_axes, parse_sizes
 from .solvers.budget import Budget
 
 app = typer.Typer(
+    # Plain help: importing rich takes longer than all the rest of `partita --help`.
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
 from ..model.graph.segments import MODES
-from ..model.machine.machine import Machine
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
 from .parallelism import ANY_PARALLELISM, Parallelism
 from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
+    from ..model.machine.machine import Machine
     from .substitution.rule import Rule
 
 RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
