@@ -286,6 +286,10 @@ class SearchSpace:
         """True if optimizer states may be in the host's memory."""
         return self.offload is not False and machine.device.host_bandwidth is not None
 
+    def hides_messages(self, machine: Machine) -> bool:
+        """True if messages between stages travel while the stages compute."""
+        return self.overlap and machine.overlaps
+
     def check_unpipelined(self, option: str) -> None:
         """PartitaError if the space has pipelines only, for which an option has no meaning."""
         if self.stages is not None and self.stages > 1:

@@ -105,6 +105,11 @@ class Plan:
         return 1
 
     @property
+    def hides_messages(self) -> bool:
+        """True if messages between stages travel while the stages compute."""
+        return self.overlap and self.machine.overlaps
+
+    @property
     def ranks(self) -> int:
         return self.placement.devices
 

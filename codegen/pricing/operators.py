@@ -143,17 +143,18 @@ class OperatorPrices(Conversions):
     def transfer(self, index: int, size_bytes: int) -> None:
         """A tensor from one stage of a pipeline to the next, and its gradient back.
 
-        A program that waits does so at both ends. One that overlaps is busy with what it sends: `send` the tensor,
-        `receive` the gradient; where messages are delays between slots, the receiver waits for the first.
+        Where the program waits, or messages do not hide, it does so at both ends. Else it is busy with what it sends:
+        `send` the tensor, `receive` the gradient; where messages are delays between slots, the receiver waits for the
+        first.
         """
         node = self.graph.nodes[index]
         ns, receives = self.transitions.transfer.ns(size_bytes), node.op == "receive"
         self.hold("reserve", index, messages(node.gradient) * size_bytes)
         count = self.k
         phases: tuple[Phase, ...] = ("forward", "backward")
-        if self.plan.overlap and self.delays_messages:
+        if self.plan.hides_messages and self.delays_messages:
             count, phases = 1, ("forward",) if receives else ()
-        elif self.plan.overlap:
+        elif self.plan.hides_messages:
             phases = ("backward",) if receives else ("forward",)
         for phase in phases:
             if phase == "forward" or node.gradient:

@@ -56,7 +56,7 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
     Where messages pass between slots, a slot is no shorter than its message: so none waits for the link.
     """
     chain, split, count = [], plan.schedule.splits_backward, plan.micro_batches
-    delayed = plan.overlap and plan.schedule.delays_messages
+    delayed = plan.hides_messages and plan.schedule.delays_messages
     arriving = [_messages(part, cost) if delayed else (0, 0) for part, cost in zip(plan.stages, stages, strict=True)]
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
         (first, back), (ahead, _) = arriving[number], (*arriving, (0, 0))[number + 1]

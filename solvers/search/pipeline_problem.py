@@ -119,7 +119,7 @@ class PipelineProblem:
         crossing = ([nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg))
         once = np.array([sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
         counts = (2 * k, 2 * k)
-        if q.space.overlap:
+        if q.space.hides_messages(q.machine):
             counts = (1, 0) if configuration.schedule.delays_messages else (k, k)
         return np.outer(counts, once)
 

@@ -405,8 +405,9 @@ class _Search:
             state.bound = max([state.bound, *(other.relaxed for other in coarser)])
             state.has_room |= any(other.has_room for other in coarser)
             return
-        overlap, schedule = self.pipeline.problem.space.overlap, candidate.configuration.schedule
-        for other in coarser if not (overlap and schedule.delays_messages) else ():  # the first message gets shorter
+        q, schedule = self.pipeline.problem, candidate.configuration.schedule
+        delayed = schedule.delays_messages and q.space.hides_messages(q.machine)
+        for other in () if delayed else coarser:  # the first message gets shorter
             state.known.inherit(other.known)
         raise_bound(self._parts(candidate.configuration), candidate.configuration, state)
 

@@ -86,3 +86,17 @@ def test_messages_add_no_more_than_is_priced(schedule: str, sizes: tuple[int, ..
             added = plan_price(made).objective_ns - alone
             assert 0 < simulated(made) - free <= added < waiting - alone
             assert not plan.schedule.delays_messages or line.latency_ns > 1e4 or 2 * added <= waiting - alone
+
+
+def test_messages_that_do_not_hide_are_priced_as_waited_for() -> None:
+    """Where cores that compute carry them, though the program sends ahead."""
+    plan = piped(captured("gpt2", 24), (2,), (2,), 4)
+    line, busy = CollectivePrice(1e4, 0.1), replace(plan.stages[0].machine, overlaps=False)
+    hidden = over(plan, line)
+    alike = replace(
+        hidden,
+        machine=replace(hidden.machine, overlaps=False),
+        stages=tuple(replace(part, machine=busy) for part in hidden.stages),
+    )
+    waiting = plan_price(over(plan, line, overlap=False)).objective_ns
+    assert plan_price(hidden).objective_ns < plan_price(alike).objective_ns == waiting

@@ -1,6 +1,7 @@
 """Networks of stages: they price what plans of stages cost, and together what the whole graph costs."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import cycle, pairwise
 
@@ -43,9 +44,9 @@ def graph(name: str) -> PCG:
     return with_batch(capture(module, inputs, batch=8), 4)
 
 
-def encoded(pcg: PCG, **options: object) -> Encoding:
+def encoded(pcg: PCG, machine: Machine = MACHINE, **options: object) -> Encoding:
     given = {"micro_batches": 2, "dtype": "mixed-float16", "optimizer": "adamw", "transfer": TRANSFER} | options
-    return encoded_with(pcg, MACHINE, PLACEMENT, **given)
+    return encoded_with(pcg, machine, PLACEMENT, **given)
 
 
 def drawn(encoding: Encoding, source: random.Random) -> list[int]:
@@ -59,19 +60,21 @@ def drawn(encoding: Encoding, source: random.Random) -> list[int]:
 def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> None:
     """To the nanosecond and the byte, for random assignments, with segments that are computed again.
 
-    Messages are waited for, occupy their sender, or pass between slots.
+    Messages are waited for, occupy their sender, or pass between slots; or do not hide, though the program overlaps.
     """
     pcg, source, shared, compared = graph(name), random.Random(name), SharedTables(), 0
-    forms = cycle([(True, False), (False, False), (True, True)])
+    busy = replace(MACHINE, overlaps=False)
+    forms = cycle([(MACHINE, True, False), (busy, True, True), (MACHINE, False, False), (MACHINE, True, True)])
     for first in range(0, len(boundaries(pcg)) - every, every):
-        part, (overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
-        found = encoded(part, in_flight=2, shared=shared, recompute=MODES, overlap=overlap, delays_messages=delays)
+        part, (machine, overlap, delays) = stage(pcg, first, first + every).graph, next(forms)
+        form = {"in_flight": 2, "overlap": overlap, "delays_messages": delays}
+        found = encoded(part, machine, shared=shared, recompute=MODES, **form)
         reserve = MACHINE.device.capacity_bytes - found.network.capacities[0]
         for assignment in (found.settled(drawn(found, source)) for _ in range(4)):
             result = evaluate(found.network, assignment)
             if result.cost < INFINITE:
                 plan = Plan(
-                    part, MACHINE, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
+                    part, machine, PLACEMENT, 2, choices(found, assignment), "mixed-float16", in_flight=2,
                     transfer=TRANSFER, recompute=found.recomputed(assignment), overlap=overlap, together=found.together,
                 )  # fmt: skip
                 price = stage_price(plan, delays_messages=delays)

@@ -73,13 +73,13 @@ class Operators(EncodingPass):
     def _messages_ns(self, node: int) -> Table:
         """What a step waits for the messages of a `send` or `receive`, per option.
 
-        Both ends wait where the program does: for the value one way, for its gradient the other way. With overlap only
-        the sender, or, where messages are delays between slots, all for the first one.
+        Both ends wait where the program does: for the value one way, for its gradient the other way. Where
+        messages hide, only the sender, or, where they are delays between slots, all for the first one.
         """
         builder, this = self.builder, self.builder.pcg.nodes[node]
         found, gradient, receives = builder.node_options.of(node), int(this.gradient), int(this.op == "receive")
         sizes = found.output_space.numel[found.output] * builder.precision.itemsize(this.dtype)
-        if not builder.options.space.overlap:
+        if not builder.options.space.hides_messages(builder.machine):
             count = builder.micro_batches * (1 + gradient)
         elif builder.stage.delays_messages:
             count = receives
