@@ -26,7 +26,7 @@ MOST = 0.6
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 """Told apart with most kinds of colour blindness (Okabe and Ito)."""
 MARKERS = "os^Dv<"
-STYLE = {"svg.hashsalt": "partita", "svg.fonttype": "none", "font.size": 9, "path.simplify": True}
+STYLE: Any = {"svg.hashsalt": "partita", "svg.fonttype": "none", "font.size": 9, "path.simplify": True}
 
 
 def runs_of(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -107,5 +107,7 @@ def _lines(entries: Sequence[Listed], depth: int) -> Iterator[_Line]:
 def _repeated(equal: Sequence[str], told: tuple[str, list[tuple[str, ...]]] | None) -> Iterator[_Line]:
     if equal and told is not None:
         first, own = told
-        names = equal[0] if len(equal) == 1 else f"{equal[0]} to {equal[-1]}, each"
-        yield _Line(f"{names} as {first}", len(equal) * len(own))
+        stacks = [list(run) for _, run in groupby(equal, key=lambda layer: layer.rpartition(".")[0])]
+        names = ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in stacks)
+        each = ", each" if len(equal) > 1 else ""
+        yield _Line(f"{names}{each} as {first}", len(equal) * len(own))

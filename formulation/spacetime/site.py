@@ -14,14 +14,9 @@ from types import CodeType
 
 _MOST_TEXT = 72  # characters of a call
 _PACKAGE = Path(__file__).parents[2]
-_OWN = tuple(
-    str(folder) + os.sep
-    for folder in (
-        *(_PACKAGE / floor for floor in ("model", "formulation", "solvers", "codegen")),
-        *(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib")),
-    )
-)
-"""Folders of code that is not the user's; plans among the package's examples and tests are."""
+_FLOORS = tuple(f"{_PACKAGE / floor}{os.sep}" for floor in ("model", "formulation", "solvers", "codegen"))
+_INSTALLED = tuple(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "purelib", "platlib"))
+"""Folders of code that is not the user's; plans among the package's examples and tests are, also where installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,9 @@ def told(site: Site | None, message: str) -> str:
 
 
 def _own(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OWN) or code.co_filename.startswith("<frozen ")
+    if code.co_filename.startswith(f"{_PACKAGE}{os.sep}"):
+        return code.co_filename.startswith(_FLOORS)
+    return code.co_filename.startswith((*_INSTALLED, "<frozen "))
 
 
 def _site(code: CodeType, line: int, at: int) -> Site:

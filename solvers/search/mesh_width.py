@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
-from ...formulation.placement.placement import Placement
+from ...formulation.placement.placement import Placement, divisors
 from ..elimination.order import TooWideError, compile_network
-from .planning_problem import PlanningProblem, divisors
+from .planning_problem import PlanningProblem
 
 
 def elimination_work(problem: PlanningProblem) -> dict[int, float]:

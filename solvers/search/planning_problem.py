@@ -125,11 +125,6 @@ def _work(pcg: PCG, index: int, device: Device) -> float:
     return both_ways_flops(pcg, index) * device.work_factor(op) if computes else 0.0
 
 
-def divisors(n: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
-
-
 def atom_sizes(pcg: PCG, batch: int, micro_batches: Sequence[int]) -> set[int]:
     """Sizes of all splittable dims at every number of micro-batches."""
     sizes: set[int] = set()

@@ -14,7 +14,7 @@ from partita import PartitaError
 from partita.codegen.emission.spmd.micro_batches import divided
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.stage_price import stage_price
-from partita.formulation.placement.placement import placements
+from partita.formulation.placement.placement import divisors, placements
 from partita.formulation.search_space import SearchSpace
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
@@ -23,7 +23,7 @@ from partita.model.machine.machine import Level, Machine
 from partita.model.training import Training
 from partita.solvers.budget import Budget
 from partita.solvers.search.memory_limits import least_use
-from partita.solvers.search.planning_problem import PlanningProblem, divisors
+from partita.solvers.search.planning_problem import PlanningProblem
 
 from ..levels import example_count
 
@@ -127,7 +127,7 @@ class Maker:
             return self.op("permute", x, shape=(shape[0], shape[2], shape[1]), dims=(0, 2, 1))
         if len(shape) == 3:
             return self.op("view", x, shape=(shape[0], shape[1] * shape[2]))
-        factor = self.rng.choice(divisors(shape[-1]))
+        factor = self.rng.choice(sorted(divisors(shape[-1])))
         return self.op("view", x, shape=(shape[0], factor, shape[-1] // factor))
 
     def piece(self, x: int) -> int:
@@ -287,7 +287,7 @@ def slow(mesh: tuple[int, ...], rng: random.Random) -> Machine:
 def micro_batches(graph: PCG) -> list[int]:
     """All numbers of micro-batches into which the graph may be cut."""
     found = [1]
-    for k in divisors(graph.batch)[1:]:
+    for k in sorted(divisors(graph.batch))[1:]:
         try:
             divided([with_batch(graph, graph.batch // k)], k)
         except PartitaError:
