@@ -98,6 +98,13 @@ def plan_of_one_stage(
     return made
 
 
+def sizes_of(plan: Plan) -> str:
+    """The sizes of a plan's parallelism, its micro-batches, and how many layers it recomputes."""
+    axes = " ".join(f"{name}{size}" for name, size in zip(plan.axes, plan.placement.sizes, strict=True) if size > 1)
+    modes = f", {len(plan.recompute)} recomputed" if plan.recompute else ""
+    return f"{axes or 'one rank'}, k={plan.micro_batches}{modes}"
+
+
 def seconds_of(report: Row, *parts: str) -> Row:
     """Columns of seconds from a report of the planner."""
     return {f"{part}_s": float(report["seconds"][part]) for part in parts}

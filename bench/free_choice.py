@@ -27,7 +27,7 @@ from ..model.machine.machine import Machine
 from ..model.training import Training
 from ..solvers.budget import Budget
 from ..solvers.cache.store import store_in
-from .cases import GIB, Row, Tell
+from .cases import GIB, Row, Tell, sizes_of
 from .published_runs import Run
 from .training_runs import LEAST_GROUP, captured, predicted
 
@@ -103,17 +103,10 @@ def _row(best: Run, of_best: Row, error: float | None, plan: Callable[[Run, floa
         return row | {"verdict": f"not comparable: {refusal}"}
     seconds, memory = made.report["objective_ns"] / 1e9, made.report["memory_bytes"] / GIB
     return row | {
-        **{"plan": sizes(made), "planned_s": seconds, "gap": made.report["gap"], "ratio": seconds / measured},
+        **{"plan": sizes_of(made), "planned_s": seconds, "gap": made.report["gap"], "ratio": seconds / measured},
         "memory_gib": memory,
         "verdict": verdict(seconds, of_best["predicted_s"], measured, fits=of_best["fits"]),
     }
-
-
-def sizes(plan: Plan) -> str:
-    """The sizes of a plan's parallelism."""
-    axes = " ".join(f"{name}{size}" for name, size in zip(plan.axes, plan.placement.sizes, strict=True) if size > 1)
-    modes = f", {len(plan.recompute)} recomputed" if plan.recompute else ""
-    return f"{axes or 'one rank'}{f' pp{plan.size}' if plan.size > 1 else ''}, k={plan.micro_batches}{modes}"
 
 
 def verdict(planned_s: float, best_s: float, measured_s: float, fits: bool) -> str:

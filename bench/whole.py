@@ -51,19 +51,19 @@ class Case:
 
 
 _UNITY = ("mlp", "resnext-50", "inception-v3", "bert-large", "dlrm", "xdl", "candle-uno")
-_SUPERSCALER = (
+SUPERSCALER = (
     ("swin-1.8b", "swin-6.6b", "swin-13b", "swin-30b"),
     ("gpt3-1.3b", "gpt3-2.6b", "gpt3-6.7b", "gpt3-15b"),
     ("mbart-4.7b", "mbart-9.5b", "mbart-20b", "mbart-32b"),
     ("alphafold2-87m", "alphafold2-930m", "alphafold2-2.4b", "alphafold2-3.2b"),
 )
-_V100S = ((1, 4), (1, 8), (2, 8), (4, 8))
+V100S = ((1, 4), (1, 8), (2, 8), (4, 8))
 CASES = (
     *(Case(model, "summit", (nodes, 2, 3), 120.0) for model in _UNITY for nodes in (1, 4, 16, 32)),
     *(
         Case(model, "v100-32gb", hierarchy)
-        for models in _SUPERSCALER
-        for model, hierarchy in zip(models, _V100S, strict=True)
+        for models in SUPERSCALER
+        for model, hierarchy in zip(models, V100S, strict=True)
     ),
     Case("llama-70b", "dgx-h100", (8, 8)),
     Case("gpt3-15b", "v100-32gb", (4, 8), sequence=16384),

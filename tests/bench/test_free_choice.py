@@ -54,7 +54,7 @@ def test_groups_are_the_smallest_the_middle_and_the_largest() -> None:
 def test_a_choice_is_compared_with_the_fastest_run() -> None:
     rows = [row(of, 1.2 * (of.seconds or 1.0)) for of in RUNS if of.model == "a" and of.devices == 8]
     (found,) = compared(RUNS, rows, lambda _: None, lambda _, error: plan(0.9, 20.0 * error))
-    assert (found["group"], found["plan"]) == ("a, 8 GPUs", "data4 tensor2 pp2, k=4, 1 recomputed")
+    assert (found["group"], found["plan"]) == ("a, 8 GPUs", "data4 tensor2, k=4, 1 recomputed")
     assert found["fastest run"] == "dp8 1.0" and found["verdict"] == "at least as fast"
     assert (found["ratio"], found["best_ratio"]) == pytest.approx((0.9, 1.2))
     assert found["memory_gib"] == pytest.approx(24.0)

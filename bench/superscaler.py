@@ -1,0 +1,185 @@
+"""SuperScaler's Figure 12: the planner beside the systems that the paper compares with, in one cost model.
+
+Swin, GPT-3, mBART and AlphaFold2 at their four sizes, on 4 to 32 V100s, with the paper's batch (512; AlphaFold2 128). A
+system is a set of spaces (`SYSTEMS`), and its plan the fastest of all of them, as the paper tunes every system: each
+search has the best step so far as its cutoff. So all are priced alike, and so are their programs: none of them is
+slower for want of overlap or of fused kernels, as the real systems may be.
+
+    planner    the whole space
+    megatron   data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
+               in full where nothing fits otherwise
+    alpa       stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
+    deepspeed  ZeRO-3 with tensor parallelism in a node; states on the host where nothing fits otherwise
+    dap        DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
+
+`ratio` is a system's step by the planner's, and `gap` how far its own may be above the optimum of its spaces. The
+paper's plans (co-shard, interlaced and 3F1B pipelines) are hand-written ones, which this cost model does not price.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ..codegen.plan.plan import Plan
+from ..codegen.planner.context import Context
+from ..codegen.planner.plan_graph import plan_variant
+from ..codegen.planner.variants import Variant, best_of, variants
+from ..formulation.parallelism import Parallelism
+from ..formulation.placement.placement import divisors
+from ..formulation.search_space import SearchSpace
+from ..model.errors import DoesNotFitError, NoPlanError, PartitaError
+from ..model.graph.pcg import PCG
+from ..model.machine.machine import Machine
+from ..model.machine.machine_choice import MachineChoice
+from ..model.training import Training
+from ..solvers.budget import Budget
+from ..solvers.cache.store import store_in
+from .cases import GIB, Row, Tell, captured, measured, sizes_of
+from .whole import SUPERSCALER, V100S
+
+GAP, SECONDS = 0.01, 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a machine of so many nodes and GPUs in each."""
+
+    model: str
+    hierarchy: tuple[int, ...]
+    small: bool = False
+    batch: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}{' small' if self.small else ''}, {prod(self.hierarchy)} V100"
+
+
+CASES = tuple(
+    Case(model, hierarchy, batch=128 if model.startswith("alphafold2") else 512)
+    for models in SUPERSCALER
+    for model, hierarchy in zip(models, V100S, strict=True)
+)
+SMALL = (Case("mlp", (1, 2), small=True, batch=8),)
+
+
+def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Every product of sizes; the second group of spaces is tried where nothing of the first fits."""
+    for recompute in ("none", "full"):
+        yield [
+            SearchSpace(
+                parallelism=Parallelism(dp=devices // (tp * stages), tp=tp, zero=0),
+                stages=stages, recompute=recompute, offload=False,
+            )
+            for tp in sorted(divisors(devices))
+            for stages in sorted(divisors(devices // tp))
+        ]  # fmt: skip
+
+
+def alpa(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """The planner's stages and layouts, with uniform recomputation."""
+    yield [SearchSpace(recompute=recompute, offload=False) for recompute in ("none", "full")]
+
+
+def deepspeed(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Weights, gradients and states in shards over the ranks that share samples."""
+    for offload in (False, True):
+        yield [
+            SearchSpace(
+                parallelism=Parallelism(dp=devices // tp, tp=tp, zero=3),
+                stages=1, recompute=recompute, offload=offload,
+            )
+            for tp in sorted(divisors(inner))
+            for recompute in ("none", "full")
+        ]  # fmt: skip
+
+
+def dap(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Positions are split over some ranks, samples over the others."""
+    for recompute in ("none", "full"):
+        yield [
+            SearchSpace(
+                parallelism=Parallelism(dp=devices // cp, tp=1, cp=cp, zero=0),
+                stages=1, recompute=recompute, offload=False,
+            )
+            for cp in sorted(divisors(devices))
+        ]  # fmt: skip
+
+
+def planner(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Everything that a plan can have."""
+    yield [SearchSpace()]
+
+
+Spaces = Callable[[int, int], Iterator[Sequence[SearchSpace]]]
+SYSTEMS: Mapping[str, Spaces] = {
+    "planner": planner,
+    "megatron": megatron,
+    "alpa": alpa,
+    "deepspeed": deepspeed,
+    "dap": dap,
+}
+"""Groups of spaces, of all devices and of those in a node; one counts only where those before it have no plan."""
+
+
+def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
+    """A row for every system of every case."""
+    return [row for rows in measured(SMALL if small else CASES, only, tell, measure) for row in rows["rows"]]
+
+
+def measure(case: Case) -> Row:
+    """The rows of one case: the planner's first."""
+    machine = MachineChoice(machine="v100-32gb", hierarchy=case.hierarchy).load()
+    graph, training = captured(case.model, machine, small=case.small, batch=case.batch)
+    rows: list[Row] = []
+    for name, spaces in SYSTEMS.items():
+        if name != "dap" or case.model.startswith("alphafold2"):
+            row = _row(graph, machine, training, spaces)
+            best = rows[0]["step_s"] if rows else row["step_s"]
+            ratio = row["step_s"] / best if row["step_s"] and best else None
+            rows.append({"case": case.name, "system": name, "ratio": ratio} | row)
+    return {"rows": rows}
+
+
+def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Row:
+    row: Row = {"step_s": None, "gap": None, "memory_gib": None, "plan": None, "why": ""}
+    for group in spaces(machine.devices, machine.hierarchy[-1]):
+        try:
+            plan = _best(graph, machine, training, group)
+        except NoPlanError as error:
+            return row | {"why": str(error)}
+        except PartitaError as error:
+            row["why"] = "does not fit" if isinstance(error, DoesNotFitError) else str(error)
+            continue
+        report = plan.report
+        return row | {
+            "step_s": report["objective_ns"] / 1e9,
+            "gap": report["gap"],
+            "memory_gib": report["memory_bytes"] / GIB,
+            "plan": sizes_of(plan),
+            "why": "",
+        }
+    return row
+
+
+def _best(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
+    """The fastest plan of these spaces. NoPlanError: none was found in time; PartitaError: there is none."""
+    context, budget = Context(emits=False), Budget(gap=GAP, store=store_in("none"))
+
+    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
+        return plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
+
+    every = [variant for space in spaces for variant in variants(graph, training, space)]
+    return best_of(every, SECONDS, GAP, plan_one)
+
+
+def totals(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows of other systems with a plan, the least ratio, and those that beat the planner by more than its gap."""
+    gaps = {row["case"]: row["gap"] for row in rows if row["system"] == "planner"}
+    others = [row for row in rows if row["system"] != "planner" and row["ratio"] is not None]
+    return {
+        "cases": len(gaps),
+        "compared": len(others),
+        "least_ratio": min((row["ratio"] for row in others), default=None),
+        "faster": sum(row["ratio"] < 1 - (gaps[row["case"]] or 0) for row in others),
+    }
