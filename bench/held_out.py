@@ -95,7 +95,7 @@ def _stage(prices: Sequence[StagePrice]) -> Stage:
     alone, windows = [], []
     for price in prices:
         overlaps = price.overlaps
-        windows.append([(x.kernels_ns, x.traffic_ns, x.host_ns) for x in overlaps])
+        windows.append([(x.slowed_ns, x.traffic_ns, x.host_ns) for x in overlaps])
         alone.append(sum(x.total_ns for x in price.items) - sum(x.kernels_ns + x.traffic_ns for x in overlaps))
     streams = np.array(windows, dtype=np.float64).reshape(len(prices), -1, 3)
     return Stage(_growth(np.array(alone, dtype=np.float64)), _growth(np.moveaxis(streams, 0, -1)))

@@ -23,12 +23,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import ProfilerActivity, profile
 
+from ..codegen.profile.fit import beside
+from ..codegen.profile.rank import beside as times_beside
 from ..codegen.verification.reference import state_of
 from ..codegen.verification.worker import compile_blocks, load_program
 from .rivals import Step, rival_step
 from .step_models import MODELS, StepModel
 
-JOB, RESULT, ALONE, REDUCTION = "job.json", "times.json", "alone.{}.json", "reduction.json"
+JOB, RESULT, ALONE, REDUCTION, BESIDE = "job.json", "times.json", "alone.{}.json", "reduction.json", "beside.json"
 CHECKED = 3
 """Steps of every form whose losses are compared; they warm up too."""
 
@@ -40,14 +42,17 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 REDUCTIONS = 8
 """Timed all-reduces of every size, after two to warm up."""
 
+BESIDE_BYTES = 1 << 20
+"""Of the all-reduce that is timed beside products."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What ranks run: `forms` are {program: file in the folder} or {rival: name}, each perhaps `compiled`.
 
     A program is `compiled` if its plan is. `alone`: a program for one rank on its share of the samples, which every
-    rank times first, as many steps as of a form; all together then time an all-reduce of every weight. `device`: cpu or
-    cuda; on a GPU steps of every form are traced in the end.
+    rank times first, as many steps as of a form; all together then time an all-reduce of every weight, and one beside
+    products. `device`: cpu or cuda; on a GPU steps of every form are traced in the end.
     """
 
     model: str
@@ -81,6 +86,12 @@ def read_alone(folder: Path) -> float:
 def read_reduction(folder: Path) -> float:
     """Seconds of an all-reduce of a weight over all ranks, the mean over the weights of the model."""
     return float((folder / REDUCTION).read_text())
+
+
+def read_hidden_share(folder: Path) -> float:
+    """The share of an all-reduce that products beside it hide."""
+    share, _ = beside([json.loads((folder / BESIDE).read_text())])
+    return share
 
 
 def spread(seconds: Sequence[float]) -> float:
@@ -142,7 +153,7 @@ def _time_alone(folder: Path, job: Job) -> None:
 
 
 def _time_reductions(folder: Path, model: StepModel) -> None:
-    """Time an all-reduce of every weight."""
+    """Time an all-reduce of every weight, and one beside products."""
     sizes = [weight.numel() for weight in model.module().parameters()]
 
     def seconds(size: int) -> float:
@@ -158,6 +169,9 @@ def _time_reductions(folder: Path, model: StepModel) -> None:
     found = {size: seconds(size) for size in dict.fromkeys(sizes)}
     if dist.get_rank() == 0:
         (folder / REDUCTION).write_text(str(mean(found[size] for size in sizes)))
+    together = times_beside(BESIDE_BYTES, "cpu")
+    if dist.get_rank() == 0:
+        (folder / BESIDE).write_text(json.dumps({"times": together}))
 
 
 def _step(folder: Path, model: StepModel, job: Job, form: Mapping[str, Any]) -> Step:

@@ -288,7 +288,7 @@ class SearchSpace:
 
     def hides_messages(self, machine: Machine) -> bool:
         """True if messages between stages travel while the stages compute."""
-        return self.overlap and machine.overlaps
+        return self.overlap and machine.hides_messages
 
     def check_unpipelined(self, option: str) -> None:
         """PartitaError if the space has pipelines only, for which an option has no meaning."""

@@ -107,7 +107,7 @@ class Plan:
     @property
     def hides_messages(self) -> bool:
         """True if messages between stages travel while the stages compute."""
-        return self.overlap and self.machine.overlaps
+        return self.overlap and self.machine.hides_messages
 
     @property
     def ranks(self) -> int:

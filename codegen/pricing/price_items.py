@@ -3,7 +3,8 @@
 Totals are sums of items, and `show` prints the same list. ns are of a whole step, bytes of the rank that holds most.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, TypeAlias
@@ -75,21 +76,22 @@ class Kept:
 class Overlap:
     """ns of a step in one phase of a layer: kernels with all that they wait for, and traffic of weights beside them.
 
-    `reduced_ns` of the traffic runs once a step, which is counted as part of the update. `host_ns`: what the host needs
-    to issue all of it.
+    `busy_ns`: what kernels lose to the traffic. `reduced_ns` of the traffic runs once a step, which is counted as part
+    of the update. `host_ns`: what the host needs to issue all of it.
     """
 
     layer: str
     phase: Phase
     kernels_ns: int
     traffic_ns: int
+    busy_ns: int = 0
     reduced_ns: int = 0
     host_ns: int = 0
 
     @property
     def hidden_ns(self) -> int:
         """Time saved by running both at once."""
-        return min(self.kernels_ns, self.traffic_ns)
+        return min(self.kernels_ns, self.traffic_ns - self.busy_ns)
 
     @property
     def hidden_in_phase_ns(self) -> int:
@@ -99,12 +101,17 @@ class Overlap:
     @property
     def host_bound_ns(self) -> int:
         """Time in which the device waits for the host."""
-        return max(0, self.host_ns - max(self.kernels_ns, self.traffic_ns))
+        return max(0, self.host_ns - max(self.slowed_ns, self.traffic_ns))
+
+    @property
+    def slowed_ns(self) -> int:
+        """What the kernels take beside the traffic."""
+        return self.kernels_ns + self.busy_ns
 
     @property
     def longest(self) -> str:
         """Which of the three takes as long as all of them: "kernels", "weights" or "host"; kernels if equal."""
-        each = {"kernels": self.kernels_ns, "weights": self.traffic_ns, "host": self.host_ns}
+        each = {"kernels": self.slowed_ns, "weights": self.traffic_ns, "host": self.host_ns}
         return max(each, key=lambda name: each[name])
 
 
@@ -113,7 +120,8 @@ class StagePrice:
     """All items of a step, and all memory.
 
     `layer_of` names, for nodes of layers that hide the traffic of their weights (`formulation.encoding.overlap`), the
-    layer; there are `micro_batches` in a step. `host_ns`: what the host needs for a call.
+    layer; there are `micro_batches` in a step. `host_ns`: what the host needs for a call. `busy_ns`: what kernels lose
+    to messages of so many ns (`Machine.busy_ns`).
     """
 
     items: list[Item] = field(default_factory=list)
@@ -121,6 +129,7 @@ class StagePrice:
     layer_of: Mapping[int, str] = field(default_factory=dict)
     micro_batches: int = 1
     host_ns: int = 0
+    busy_ns: Callable[[int], int] = field(default=lambda ns: 0, repr=False)
 
     @property
     def overlaps(self) -> list[Overlap]:
@@ -128,24 +137,30 @@ class StagePrice:
 
         Recomputation counts as backward. Reductions that run once a step hide in the last micro-batch.
         """
-        # Of a layer kernels, traffic and the host in forward and backward, and in what is reduced once.
-        each: dict[str, list[list[int]]] = {}
+        # Of a layer kernels, traffic, what they lose to it, and the host in forward and backward, and once reduced.
+        each: dict[str, list[Counter[str]]] = {}
+        messages = Counter[tuple[str, int, int, object]]()  # ns of the items of one conversion or reduction
         for item in self.items:
             layer = self.layer_of.get(item.at)
             if layer is None or (item.phase == "update" and not item.reduces):
                 continue
             place = 2 if item.phase == "update" else int(item.phase != "forward")
-            streams = each.setdefault(layer, [[0, 0, 0] for _ in range(3)])[place]
-            streams[item.hides] += item.total_ns
-            streams[2] += item.calls * item.count * self.host_ns
+            streams = each.setdefault(layer, [Counter() for _ in range(3)])[place]
+            streams["traffic" if item.hides else "kernels"] += item.total_ns
+            streams["host"] += item.calls * item.count * self.host_ns
+            if item.hides:
+                messages[layer, place, item.count, (item.part, item.phase, item.slot, item.node, item.at)] += item.ns
+        for (layer, place, count, _), ns in messages.items():
+            each[layer][place]["busy"] += self.busy_ns(ns) * count
         found, k = [], self.micro_batches
-        for layer, (forward, backward, (_, reduced, issued)) in each.items():
-            kernels, traffic, host = (ns // k for ns in backward)
-            found.append(Overlap(layer, "forward", forward[0], forward[1], host_ns=forward[2]))
+        for layer, (forward, backward, once) in each.items():
+            found.append(Overlap(layer, "forward", *_streams(forward), host_ns=forward["host"]))
+            last = Counter({name: ns // k for name, ns in backward.items()})
             if k > 1:
-                before = backward[0] - kernels, backward[1] - traffic
-                found.append(Overlap(layer, "backward", *before, host_ns=backward[2] - host))
-            found.append(Overlap(layer, "backward", kernels, traffic + reduced, reduced, host + issued))
+                before = backward - last
+                found.append(Overlap(layer, "backward", *_streams(before), host_ns=before["host"]))
+            last += once
+            found.append(Overlap(layer, "backward", *_streams(last), once["traffic"], last["host"]))
         return found
 
     @property
@@ -194,3 +209,7 @@ class StagePrice:
     @property
     def memory_bytes(self) -> int:
         return sum(kept.bytes for kept in self.kept)
+
+
+def _streams(of: Counter[str]) -> tuple[int, int, int]:
+    return of["kernels"], of["traffic"], of["busy"]

@@ -27,11 +27,16 @@ def stage_price(
     known = classes(plan.graph)
     layer_of = {
         i: layer.name
-        for layer in (hiding_layers(plan.graph, plan.together) if plan.machine.overlaps else ())
+        for layer in hiding_layers(plan.graph, plan.together)
         for i in layer.nodes
         if not known.constant[i]
     }
-    price = StagePrice(layer_of=layer_of, micro_batches=plan.micro_batches, host_ns=plan.machine.device.host_ns)
+    price = StagePrice(
+        layer_of=layer_of,
+        micro_batches=plan.micro_batches,
+        host_ns=plan.machine.device.host_ns,
+        busy_ns=plan.machine.busy_ns,
+    )
     for part in (plan, *plan.ranges.values()):
         made = Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
         made.run()

@@ -26,8 +26,8 @@ from .local import Local, joined_alike
 Record = Mapping[str, Any]
 
 BESIDE = "reduced", "products", "beside", "in turn"
-HALF = 0.5
-"""Messages that hide by less are not priced as hidden."""
+LEAST_HIDDEN = 0.01
+"""The least share that hides: a measured one may be below 0."""
 EXCHANGES = ("all_to_all", "send")
 RESERVED_CPU = 0.1
 """Of a CPU's memory, left to the system."""
@@ -50,7 +50,7 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     level = _links(machine, by_what.get("collective", ()))
     hidden, waited = beside(by_what.get("beside", ()))
     level = replace(level, wait_ns=waited / max(ranks - 1, 1))
-    return replace(machine, levels=(level,), overlaps=hidden >= HALF)
+    return replace(machine, levels=(level,), hidden_share=hidden)
 
 
 def beside(records: Iterable[Record]) -> tuple[float, float]:
@@ -61,7 +61,8 @@ def beside(records: Iterable[Record]) -> tuple[float, float]:
     """
     for record in records:
         reduced, products, both, turn = (record["times"][name][0] for name in BESIDE)
-        return (reduced + products - both) / min(reduced, products), max(turn - reduced - products, 0.0)
+        hidden = (reduced + products - both) / min(reduced, products)
+        return min(max(hidden, LEAST_HIDDEN), 1.0), max(turn - reduced - products, 0.0)
     return 1.0, 0.0
 
 
@@ -192,7 +193,9 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
     document: dict[str, Any] = {
         "name": machine.name,
         "collectives": machine.collectives,
-        "overlaps": machine.overlaps,
+        "hidden_share": given(
+            round(machine.hidden_share, 4), "measured: an all-reduce beside products" if level.size > 1 else links_from
+        ),
         "levels": [
             {
                 "name": level.name,
@@ -237,8 +240,6 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             for times in device.kernels
         ]
     head = f"# Measured by `partita profile`: {what}.\n# Points of kernels: FLOPs, bytes, kernels, ns.\n"
-    hidden, _ = beside(record for record in known if record["case"]["what"] == "beside")
-    head += f"# Of an all-reduce beside products {max(hidden, 0):.0%} hides.\n" if level.size > 1 else ""
     if links:
         head += "# GPUs are joined by (nvidia-smi topo -m):\n" + "".join(f"#   {line}\n" for line in links)
         head += "" if joined_alike(links) else "# Not all alike: describe the links by `wiring`.\n"

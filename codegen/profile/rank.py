@@ -203,8 +203,12 @@ def _collective(case: Mapping[str, Any], device: str, groups: Mapping[int, Any])
 
 
 def _beside(case: Mapping[str, Any], device: str, groups: Mapping[int, Any]) -> Measured:
+    return beside(case["bytes"], device, groups[case["group"]])
+
+
+def beside(size_bytes: int, device: str, group: Any = None) -> Measured:
     """An all-reduce and products that take about as long, each alone, side by side, and one after the other."""
-    group, large = groups[case["group"]], torch.zeros(case["bytes"] // 4, device=device)
+    large = torch.zeros(size_bytes // 4, device=device)
     size = 256 if device == "cpu" else 1024
     one = torch.randn(size, size, device=device)
 

@@ -75,7 +75,7 @@ def overlap_table(price: StagePrice) -> Table:
     rows = []
     for overlap, (first, *others) in found.items():
         name = f"{first} and {len(others)} more" if others else first
-        exposed = max(0, overlap.traffic_ns - overlap.kernels_ns) + overlap.host_bound_ns
+        exposed = overlap.traffic_ns - overlap.hidden_ns + overlap.host_bound_ns
         times = (overlap.kernels_ns, overlap.traffic_ns, *((overlap.host_ns,) if price.host_ns else ()), exposed)
         cells = (f"{ns * (1 + len(others)) / size:,.2f}" for ns in times)
         rows.append((name, overlap.phase, *cells, *((overlap.longest,) if price.host_ns else ())))

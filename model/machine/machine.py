@@ -17,12 +17,14 @@ from .kernel_times import KernelTimes
 from .number_errors import ASSUMED
 from .wiring import Wiring
 
+SHARES = 10_000
+"""A `hidden_share` counts in parts of this."""
 LOCAL = "local"
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Bytes = TypeVar("Bytes", int, "npt.NDArray[np.int64]")
+Whole = TypeVar("Whole", int, "npt.NDArray[np.int64]")
 
 PRESETS = Path(__file__).resolve().parent / "presets"
 PROFILES = ("nccl-ring", "nccl-tree", "nccl-nvls", "gloo")
@@ -108,7 +110,7 @@ class Device:
         special = op == "attention" and self.attention_efficiency is not None
         return self.matmul_efficiency / (self.attention_efficiency or 1.0) if special else 1.0
 
-    def touched(self, row_bytes: Bytes) -> Bytes:
+    def touched(self, row_bytes: Whole) -> Whole:
         """What memory moves for a row of so many bytes that lies apart from others: whole transactions."""
         return -(-row_bytes // self.transaction_bytes) * self.transaction_bytes
 
@@ -117,7 +119,8 @@ class Device:
 class Machine:
     """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES.
 
-    `overlaps`: messages travel while kernels run; not where cores that compute carry them, as gloo's in one computer.
+    `hidden_share`: of the time of a message beside kernels, what they do not lose; less than all where cores that
+    compute carry it, as gloo's in one computer.
     `errors`: by how much its numbers may be wrong, as shares, where that differs from the default; no price depends on
     them (`machine_numbers`).
     """
@@ -127,7 +130,7 @@ class Machine:
     device: Device
     collectives: str = "nccl-ring"
     errors: Mapping[str, float] = field(default_factory=dict, compare=False)
-    overlaps: bool = True
+    hidden_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -146,10 +149,21 @@ class Machine:
                 level.wiring.check(f"level {level.name} of {self.name}", level.size)
         if self.devices > MAX_DEVICES:
             raise PartitaError(f"machine {self.name} has {self.devices:,} devices; the most is {MAX_DEVICES:,}")
+        if not 0 < self.hidden_share <= 1:
+            raise PartitaError(f"machine {self.name}: hidden_share {self.hidden_share} is not above 0 and at most 1")
         if self.device.capacity_bytes <= 0:
             raise PartitaError(
                 f"device {self.device.name} reserves {self.device.reserved_bytes} of {self.device.memory_bytes} bytes"
             )
+
+    @property
+    def hides_messages(self) -> bool:
+        """True if messages between stages are priced as hidden: more than half of a message hides behind kernels."""
+        return self.hidden_share > 0.5
+
+    def busy_ns(self, traffic_ns: Whole) -> Whole:
+        """What kernels lose to a message of so many ns that travels beside them."""
+        return traffic_ns - traffic_ns * round(self.hidden_share * SHARES) // SHARES
 
     @cached_property
     def hierarchy(self) -> tuple[int, ...]:
@@ -245,7 +259,7 @@ class Machine:
             "device": _device_json(self.device),
             "collectives": self.collectives,
             **({"errors": dict(self.errors)} if self.errors else {}),
-            **({} if self.overlaps else {"overlaps": False}),
+            **({} if self.hidden_share == 1 else {"hidden_share": self.hidden_share}),
         }
 
     @classmethod
@@ -257,10 +271,8 @@ class Machine:
         # Plans of older versions name no collectives.
         collectives = title(data.get("collectives", cls.collectives))
         errors = {title(path): _error(share) for path, share in data.get("errors", {}).items()}
-        overlaps = data.get("overlaps", True)
-        if not isinstance(overlaps, bool):
-            raise ValueError(f"overlaps {overlaps!r:.60} is not true or false")
-        return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors, overlaps)
+        hidden = rate(data.get("hidden_share", cls.hidden_share))
+        return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors, hidden)
 
 
 def stage_machine(machine: Machine, row: tuple[int, ...]) -> Machine:

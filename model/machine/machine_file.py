@@ -227,7 +227,7 @@ class _Machine(_Strict):
     levels: list[_Level] = Field(min_length=1, max_length=16)
     device: _Device
     collectives: _Text = "nccl-ring"
-    overlaps: bool = True
+    hidden_share: _Share | None = None
 
 
 def _values(item: Any) -> Any:

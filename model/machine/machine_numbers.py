@@ -11,7 +11,7 @@ COUNTS = ("size", "units", "transaction_bytes")
 """Numbers that say what the machine is: they have no error."""
 STATED = ("memory_bytes",)
 """Numbers that a driver reports to the byte: they have the error that is stated, if any."""
-SHARES = ("scatter_share", "matmul_efficiency", "attention_efficiency")
+SHARES = ("hidden_share", "scatter_share", "matmul_efficiency", "attention_efficiency")
 """Numbers that are at most 1."""
 LESS_IS_BETTER = ("latency_ns", "wait_ns", "launch_ns", "host_ns", "step_ns", "reserved_bytes")
 """Numbers of which less makes no step longer; of every other, more."""

@@ -91,11 +91,11 @@ def test_messages_add_no_more_than_is_priced(schedule: str, sizes: tuple[int, ..
 def test_messages_that_do_not_hide_are_priced_as_waited_for() -> None:
     """Where cores that compute carry them, though the program sends ahead."""
     plan = piped(captured("gpt2", 24), (2,), (2,), 4)
-    line, busy = CollectivePrice(1e4, 0.1), replace(plan.stages[0].machine, overlaps=False)
+    line, busy = CollectivePrice(1e4, 0.1), replace(plan.stages[0].machine, hidden_share=0.37)
     hidden = over(plan, line)
     alike = replace(
         hidden,
-        machine=replace(hidden.machine, overlaps=False),
+        machine=replace(hidden.machine, hidden_share=0.37),
         stages=tuple(replace(part, machine=busy) for part in hidden.stages),
     )
     waiting = plan_price(over(plan, line, overlap=False)).objective_ns

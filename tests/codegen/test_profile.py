@@ -165,7 +165,7 @@ def test_the_fit_recovers_the_machine_that_was_measured() -> None:
     assert level.bandwidth == pytest.approx(3e9, rel=0.02)
     assert level.latency_ns == pytest.approx(2e4, rel=0.05)
     assert level.scatter_share == pytest.approx(0.6, rel=0.02)
-    assert level.wait_ns == pytest.approx(0.3e6 / 3) and not found.overlaps  # 40 % hides
+    assert level.wait_ns == pytest.approx(0.3e6 / 3) and found.hidden_share == pytest.approx(0.4)
     assert dict(found.device.peak) == pytest.approx(dict(device.peak))
     assert found.device.memory_bandwidth == pytest.approx(device.memory_bandwidth)
     assert found.device.memory_bytes == (8 << 30) // 4
@@ -219,18 +219,21 @@ def test_both_prices_agree_on_measured_kernels(stages: int) -> None:
     assert found.report["bound_ns"] <= found.report["objective_ns"] == plan_price(found).objective_ns
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_nothing_hides_where_messages_take_the_cores(stages: int) -> None:
+@pytest.mark.parametrize(("stages", "share"), [(1, 0.37), (2, 0.37), (1, 0.01)])
+def test_less_hides_where_messages_take_the_cores(stages: int, share: float) -> None:
     base = Machine.load("cpu", nodes=4)
     ids = torch.zeros(8, 16, dtype=torch.int64)
     graph = capture(GPT(64, 16, 2, 32, 4, 0.0), {"ids": ids, "labels": ids}, batch=8)
     zero = Parallelism(dp=4 // stages, tp=1, zero=3)
     space = SearchSpace(stages=stages, parallelism=zero, micro_batches=2, recompute="none", offload=False)
-    found = plan_graph(graph, replace(base, overlaps=False), Training(8), space)
+    found = plan_graph(graph, replace(base, hidden_share=share), Training(8), space)
     price, report = plan_price(found), found.report
     assert report["bound_ns"] <= report["objective_ns"] == price.objective_ns
-    assert not any(stage.hidden_ns for stage in price.stages)
-    assert any(stage.hidden_ns for stage in plan_price(on_machine(found, base)).stages)  # the program sends ahead
+    hidden, all_of_it = (
+        sum(stage.hidden_ns for stage in of.stages) for of in (price, plan_price(on_machine(found, base)))
+    )
+    traffic = sum(overlap.traffic_ns for stage in price.stages for overlap in stage.overlaps)
+    assert 0 < hidden <= min(all_of_it, share * traffic + 1000)  # rounded message by message
 
 
 # What is kept

@@ -63,7 +63,7 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
     Messages are waited for, occupy their sender, or pass between slots; or do not hide, though the program overlaps.
     """
     pcg, source, shared, compared = graph(name), random.Random(name), SharedTables(), 0
-    busy = replace(MACHINE, overlaps=False)
+    busy = replace(MACHINE, hidden_share=0.37)
     forms = cycle([(MACHINE, True, False), (busy, True, True), (MACHINE, False, False), (MACHINE, True, True)])
     for first in range(0, len(boundaries(pcg)) - every, every):
         part, (machine, overlap, delays) = stage(pcg, first, first + every).graph, next(forms)

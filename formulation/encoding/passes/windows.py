@@ -1,7 +1,8 @@
 """Windows: a layer computes while weights are gathered and gradients reduced; see `encoding.overlap`.
 
 Forward and backward of a layer are windows of three streams: G, kernels and all that they wait for, W, conversions of
-weights and reductions of gradients, and H, the host, which issues the calls of both. What is reduced once a step hides
+weights and reductions of gradients, and H, the host, which issues the calls of both. Kernels lose a share of W's time
+to it where cores that compute carry messages (`Machine.busy_ns`), which is in G. What is reduced once a step hides
 in the last micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
 move from its tables to the streams; what belongs to no micro-batch, such as the update, stays. A window has no H where
 that is never longer than G, whatever is chosen: the sum over its tables of the most that H exceeds G is not above 0.
@@ -26,7 +27,10 @@ Array = npt.NDArray[np.int64]
 
 
 class _Streams(NamedTuple):
-    """ns of a step, and calls of the host in it; `again`: traffic, and calls, of forward that recomputation repeats."""
+    """ns of a step, and calls of the host in it; `again`: traffic, and calls, of forward that recomputation repeats.
+
+    `regathered`: traffic of forward that backward repeats in any mode.
+    """
 
     forward: Array | int = 0
     forward_traffic: Array | int = 0
@@ -34,6 +38,7 @@ class _Streams(NamedTuple):
     backward_traffic: Array | int = 0
     reduced: Array | int = 0
     again: Array | int = 0
+    regathered: Array | int = 0
     forward_calls: Array | int = 0
     backward_calls: Array | int = 0
     reduced_calls: Array | int = 0
@@ -65,7 +70,7 @@ class Windows(EncodingPass):
     def finish(self) -> None:
         builder = self.builder
         layers = hiding_layers(builder.pcg, builder.together, builder.stage.inside)
-        if not layers or not builder.machine.overlaps:  # all adds up
+        if not layers:
             return
         self.layer = {i: layer for layer, segment in enumerate(layers) for i in segment.nodes}
         self.cache: dict[tuple[int, str], _Split] = {}
@@ -169,8 +174,9 @@ class Windows(EncodingPass):
             forward=np.broadcast_to(cast, forward.shape),
             forward_traffic=forward,
             backward=np.broadcast_to(np.where(twice, cast, 0), forward.shape),
-            backward_traffic=both - forward + regathered,
+            backward_traffic=both - forward,
             again=forward - regathered,
+            regathered=regathered,
             forward_calls=calls,
             backward_calls=back + np.where(twice, calls, 0),
             again_calls=np.where(twice, 0, calls),
@@ -195,16 +201,22 @@ class Windows(EncodingPass):
             repeats = [n // m for n, m in zip(plain.shape, part.shape[-plain.ndim :], strict=True)]
             return np.where(allowed, np.tile(part, repeats) if max(repeats, default=1) > 1 else part, 0)
 
-        forward, gathered, backward, traffic, reduced, again = map(whole, streams[:6])
+        forward, gathered, backward, scattered, reduced, again, regathered = map(whole, streams[:7])
         more = np.where(allowed, cost - plain, 0)
         again = np.where(more > 0, again, 0)
-        backward, traffic = backward + more - again, traffic + again
+        each, once = (scattered, again, regathered), np.asarray(reduced)
+        backward, traffic = backward + more - again, sum(each)
         stays = cost - (forward + gathered + backward + traffic + reduced)
         assert (stays >= 0).all()
-        found = self._in_windows(cost.shape, (forward, gathered), (backward, traffic), (0, reduced))
+        found = self._in_windows(
+            cost.shape,
+            (forward + self._busy_ns(gathered), gathered),
+            (backward + sum(map(self._busy_ns, each)), traffic),
+            (self.builder.machine.busy_ns(once), once),
+        )
         if not self.builder.machine.device.host_ns:
             return _Split(stays, found, (), ())
-        calls, back, after, again = map(whole, streams[6:])
+        calls, back, after, again = map(whole, streams[7:])
         if cost.ndim > plain.ndim:
             recomputed = [mode != "none" for mode in self.builder.options.recompute]
             back = back + again * np.array(recomputed).reshape(-1, *[1] * plain.ndim)
@@ -213,6 +225,11 @@ class Windows(EncodingPass):
         with_host = tuple(np.concatenate(both) for both in zip(found, host, strict=True))
         excess = tuple(int((of[HOST] - of[KERNELS])[allowed].max()) for of in with_host)
         return _Split(stays, found, with_host, excess)
+
+    def _busy_ns(self, traffic: Array | int) -> Array:
+        """What kernels lose to a message in each micro-batch."""
+        k = self.builder.micro_batches
+        return k * self.builder.machine.busy_ns(np.asarray(traffic) // k)
 
     def _in_windows(self, shape: tuple[int, ...], *streams: tuple[Array | int, ...]) -> tuple[Table, ...]:
         """The streams in each window, from those of forward, of backward, and of what follows the last micro-batch."""
