@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
@@ -53,7 +54,8 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[SlotRun, ...]:
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    Where messages pass between slots, a slot is no shorter than its message: so none waits for the link.
+    A device ends with the updates of its stages. Where messages pass between slots, a slot is no shorter than its
+    message: so none waits for the link.
     """
     chain, split, count = [], plan.schedule.splits_backward, plan.micro_batches
     delayed = plan.hides_messages and plan.schedule.delays_messages
@@ -69,7 +71,9 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
                 forward_message_ns=ahead, backward_message_ns=back,
             )
         )  # fmt: skip
-    return chunked(chain, plan.size, count, room)
+    updates = [phase_ns(cost, "update") for cost in stages]
+    closing = tuple(sum(updates[device :: plan.size]) for device in range(plan.size))
+    return replace(chunked(chain, plan.size, count, room), closing_ns=closing)
 
 
 def _messages(plan: Plan, cost: StagePrice) -> tuple[int, int]:

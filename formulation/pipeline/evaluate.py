@@ -18,9 +18,10 @@ from .problem import Precedence, Problem
 class TimedOrders:
     """Orders with the start of every task (ns, by task index).
 
-    `makespan_ns`: from the first start to the last end. `period_ns`: time between steps if every device begins its next
-    step as soon as it ended this one, without waiting for the others. `bubble`, `period_bubble`: the idle share of the
-    makespan and of the period. `peak_bytes`: of every device.
+    `makespan_ns`: from the first start to the last end, with what devices do after their last task
+    (`Problem.closing_ns`). `period_ns`: time between steps if every device begins its next step as soon as it ended
+    this one, without waiting for the others. `bubble`, `period_bubble`: the idle share of the makespan and of the
+    period. `peak_bytes`: of every device.
     """
 
     orders: Orders
@@ -42,14 +43,14 @@ def evaluate(problem: Problem, orders: Sequence[Sequence[Slot]]) -> TimedOrders:
     earliest, duration = _earliest(problem, sequences), [task.duration_ns for task in problem.tasks]
     peaks = tuple(_peaks(problem, sequences))
     starts = [start for start in earliest(range(len(duration))) if start is not None]
-    makespan = max(start + taken for start, taken in zip(starts, duration, strict=True))
-    from_first = [earliest(own[:1]) for own in sequences]
+    makespan = max(map(sum, zip(starts, duration, problem.closing_of, strict=True)))
+    from_first, lasts = [earliest(own[:1]) for own in sequences], [own[-1] for own in sequences]
+    ends = [(last, duration[last] + closing) for last, closing in zip(lasts, problem.closing_ns, strict=True)]
     reach = [
-        [None if (start := table[own[-1]]) is None else start + duration[own[-1]] for own in sequences]
-        for table in from_first
+        [None if (start := table[last]) is None else start + after for last, after in ends] for table in from_first
     ]
     period = _cycle_mean(reach)
-    busy = sum(problem.loads_ns)
+    busy = sum(problem.loads_ns) + sum(problem.closing_ns)
     return TimedOrders(
         orders=slots,
         starts_ns=tuple(starts),

@@ -57,6 +57,7 @@ class Holding(NamedTuple):
 class Problem:
     """Tasks, edges between them, and devices with their room for activations in bytes (None: enough).
 
+    A step ends on a device `closing_ns` after its last task (the update of its weights); empty: at once.
     PartitaError: an unknown task or device, a duration below 1 ns, a duplicate slot, cyclic edges, memory that is
     released before it is taken, or never.
     """
@@ -64,6 +65,7 @@ class Problem:
     tasks: tuple[Task, ...]
     edges: tuple[Precedence, ...]
     capacities: tuple[int | None, ...]
+    closing_ns: tuple[int, ...] = ()
     holdings: tuple[Holding, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,10 @@ class Problem:
             raise PartitaError(f"{twice[0]} is duplicated")
         if not all(0 <= i < len(self.tasks) for edge in self.edges for i in edge[:2]):
             raise PartitaError(f"an edge leads beyond the {len(self.tasks)} tasks")
+        closing = self.closing_ns or (0,) * self.devices
+        if len(closing) != self.devices or min(closing) < 0:
+            raise PartitaError(f"closing_ns {closing}: a time from 0 for each of {self.devices} devices is needed")
+        object.__setattr__(self, "closing_ns", closing)
         assert self.topological is not None  # rejects cycles
         object.__setattr__(self, "holdings", tuple(self._matched()))
 
@@ -97,6 +103,11 @@ class Problem:
     def loads_ns(self) -> tuple[int, ...]:
         """The total duration of every device's tasks."""
         return tuple(sum(self.tasks[i].duration_ns for i in own) for own in self.on_device)
+
+    @cached_property
+    def closing_of(self) -> tuple[int, ...]:
+        """For every task, what its devices do at least after it: the longest `closing_ns`."""
+        return tuple(max(self.closing_ns[d] for d in task.devices) for task in self.tasks)
 
     @cached_property
     def topological(self) -> tuple[int, ...]:
@@ -281,12 +292,13 @@ def in_units(problem: Problem, *others_ns: int) -> tuple[Problem, int]:
 
     In an earliest schedule all times are sums of durations and lags, so shortest makespans stay shortest.
     """
-    unit = gcd(*(task.duration_ns for task in problem.tasks), *(edge.lag_ns for edge in problem.edges), *others_ns)
+    durations, lags = (task.duration_ns for task in problem.tasks), (edge.lag_ns for edge in problem.edges)
+    unit = gcd(*durations, *lags, *problem.closing_ns, *others_ns)
     if unit == 1:
         return problem, 1
     tasks = tuple(replace(task, duration_ns=task.duration_ns // unit) for task in problem.tasks)
     edges = tuple(edge._replace(lag_ns=edge.lag_ns // unit) for edge in problem.edges)
-    return Problem(tasks, edges, problem.capacities), unit
+    return Problem(tasks, edges, problem.capacities, tuple(ns // unit for ns in problem.closing_ns)), unit
 
 
 def with_edges(problem: Problem, edges: Iterable[Precedence]) -> Problem:

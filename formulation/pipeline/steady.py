@@ -27,6 +27,7 @@ def repetitions(problem: Problem, count: int) -> Problem:
             Precedence(e.before + n * size, e.after + n * size, e.lag_ns) for n in range(count) for e in problem.edges
         ),
         problem.capacities,
+        problem.closing_ns,
     )
 
 

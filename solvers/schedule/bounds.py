@@ -87,11 +87,11 @@ def heads(problem: Problem, sources: Sequence[int] | None = None) -> Row:
     return tuple(start)
 
 
-def tails(problem: Problem, sinks: Sequence[int] | None = None) -> Row:
-    """The shortest time from the end of every task to the end of `sinks`, or of all tasks."""
-    last: list[int | None] = [0 if sinks is None else None] * len(problem.tasks)
+def tails(problem: Problem, sinks: Sequence[int] | None = None, closing_ns: int = 0) -> Row:
+    """The shortest time from the end of every task to `closing_ns` after `sinks`, or to the end of the step."""
+    last: list[int | None] = [*problem.closing_of] if sinks is None else [None] * len(problem.tasks)
     for i in sinks or ():
-        last[i] = 0
+        last[i] = closing_ns
     out: dict[int, list[Precedence]] = defaultdict(list)
     for edge in problem.edges:
         out[edge.before].append(edge)
@@ -141,8 +141,8 @@ def period_bound(problem: Problem) -> int:
     problem = tightened(problem)
     return max(
         found
-        for own in problem.on_device
-        for found in _windows(problem, heads(problem, own), tails(problem, own), range(problem.devices))
+        for own, closing in zip(problem.on_device, problem.closing_ns, strict=True)
+        for found in _windows(problem, heads(problem, own), tails(problem, own, closing), range(problem.devices))
     )
 
 

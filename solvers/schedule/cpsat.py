@@ -1,13 +1,14 @@
 """The shortest schedule of a pipeline by CP-SAT.
 
     s[i] ∈ [0, H)        start of task i, of duration p[i]
-    min  C, or P         makespan; or the longest time of a device from its first start to its last end
+    min  C, or P         makespan; or the longest time of a device from its first start to its last end, both with what
+                         follows the last task of a device
     s.t. (1) s[j] >= s[i] + p[i] + lag[i,j]                      ∀ edges (i, j), those of `tightened` among them
          (2) intervals [s[i], s[i] + p[i]) of a device do not overlap
          (3) Σ_{h held at t} bytes[h] <= M[d]                    ∀ t, ∀ d: from the start of its taker to the end of
                                                                  its releaser (cumulative)
          (4) first[d] + head[i] <= s[i],  s[i] + p[i] + tail[i] <= first[d] + C or P     ∀ i on d; with C first = 0,
-             head and tail are paths from the first and to the last of all tasks, with P of the device's own
+             head and tail are paths from the first task and to the end of the step, with P of the device's own
          (5) C, P >= the bound of one device
 
 `evaluate` confirms what is found, and moves every task as early as its order allows.
@@ -167,10 +168,10 @@ class OrderModel:
         self.problem, self.duration = problem, [task.duration_ns for task in problem.tasks]
         tight = problem if plain else tightened(problem)
         self.edges = tight.edges
-        longest = sum(self.duration) + sum(edge.lag_ns for edge in problem.edges)
+        longest = sum(self.duration) + sum(edge.lag_ns for edge in problem.edges) + max(problem.closing_ns)
         high = longest if high is None else high
         none: Row = (0,) * len(problem.tasks)
-        head, tail = (none, none) if plain else (heads(tight), tails(tight))
+        head, tail = (none, problem.closing_of) if plain else (heads(tight), tails(tight))
         self.model: CpModel = cp_model.CpModel()
         self.horizon = high if objective == "makespan" else longest
         # Variables
@@ -190,7 +191,8 @@ class OrderModel:
             self._memory(d)  # (3)
             first: Any = 0
             if objective == "period":
-                first, head, tail = self.model.new_int_var(0, self.horizon, ""), heads(tight, own), tails(tight, own)
+                first = self.model.new_int_var(0, self.horizon, "")
+                head, tail = heads(tight, own), tails(tight, own, problem.closing_ns[d])
             for i in own:  # (4)
                 self.model.add(first + (head[i] or 0) <= self.start[i])
                 self.model.add(self.start[i] + (self.duration[i] + (tail[i] or 0)) <= first + self.cost)

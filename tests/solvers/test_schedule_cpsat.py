@@ -178,7 +178,15 @@ SPLITS = st.builds(Stage, TIMES, TIMES, TIMES, activation_bytes=st.just(2), weig
 AGAIN = st.builds(Stage, TIMES, TIMES, recompute_ns=TIMES, activation_bytes=st.just(2), input_bytes=st.just(1))
 LAG, ROOM = st.integers(0, 3), st.none() | st.integers(2, 4)
 TINY: list[Callable[..., Problem]] = [pipeline, bidirectional]
-PROBLEMS = st.one_of(
+CLOSING = st.lists(st.integers(0, 5), min_size=3, max_size=3)
+
+
+def closed(problem: Problem, closing: list[int]) -> Problem:
+    """With what devices do after their last task, as an update."""
+    return replace(problem, closing_ns=tuple(closing[: problem.devices]))
+
+
+OPEN = st.one_of(
     st.builds(
         lambda build, a, b, room, lag: build([a, b], 2, room, lag), st.sampled_from(TINY), STAGES, STAGES, ROOM, LAG
     ),
@@ -188,13 +196,14 @@ PROBLEMS = st.one_of(
     st.builds(lambda a, b, room: interlaced_pipeline([a, b, b], (0,), 1, room), STAGES, STAGES, ROOM),
     st.builds(lambda a, b, room: repeated([a, b], 1, 2, room), STAGES, STAGES, ROOM),
 )
+PROBLEMS = OPEN | st.builds(closed, OPEN, CLOSING)
 
 
 def longer(problem: Problem, times: int) -> Problem:
     """With all times so many times as long."""
     tasks = tuple(replace(task, duration_ns=task.duration_ns * times) for task in problem.tasks)
     edges = tuple(edge._replace(lag_ns=edge.lag_ns * times) for edge in problem.edges)
-    return Problem(tasks, edges, problem.capacities)
+    return Problem(tasks, edges, problem.capacities, tuple(ns * times for ns in problem.closing_ns))
 
 
 @settings(max_examples=25, deadline=None)
@@ -214,13 +223,14 @@ def test_the_optimum_is_that_of_all_orders(problem: Problem, objective: str, tim
         assert not refuted(problem, min(s.makespan_ns for s in every_schedule(problem)))
 
 
-LARGER = st.one_of(
+WIDER = st.one_of(
     st.builds(
         lambda a, b, c, n, room, lag: pipeline([a, b, c], n, room, lag), *[STAGES] * 3, st.integers(2, 4), ROOM, LAG
     ),
     st.builds(lambda a, b, n, room: pipeline([a, b], n, room), SPLITS | AGAIN, SPLITS | AGAIN, st.integers(2, 3), ROOM),
     st.builds(lambda a, b, n, room: chunked([a, b, a, b], 2, n, room), STAGES, STAGES, st.integers(2, 3), ROOM),
 )
+LARGER = WIDER | st.builds(closed, WIDER, CLOSING)
 
 
 @settings(max_examples=15, deadline=None)
@@ -236,6 +246,15 @@ def test_order_of_micro_batches_and_memory_as_edges_lose_nothing(problem: Proble
         earliest = evaluate(problem, orders_of(problem, starts))
         assert all(a <= b for a, b in zip(earliest.starts_ns, starts, strict=True))
         assert len(tightened(problem).edges) > len(problem.edges)
+
+
+def test_a_step_ends_with_the_longest_update() -> None:
+    """The step ends with the last device's update, which takes longest."""
+    plain = pipeline([Stage(F, B)] * 2, 4)
+    found = solve(replace(plain, closing_ns=(0, 9)))
+    assert (found.status, found.objective_ns) == (Status.OPTIMAL, F + 4 * (F + B) + 9)
+    with pytest.raises(PartitaError, match=r"closing_ns \(1,\): a time from 0 for each of 2 devices is needed"):
+        replace(plain, closing_ns=(1,))
 
 
 def test_jackson_by_hand() -> None:
