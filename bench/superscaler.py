@@ -1,9 +1,9 @@
-"""SuperScaler's Figure 12: the planner beside the systems that the paper compares with, in one cost model.
+"""SuperScaler's Figures 12 to 14: the planner beside other systems, and what co-shard saves on one device.
 
-Swin, GPT-3, mBART and AlphaFold2 at their four sizes, on 4 to 32 V100s, with the paper's batch (512; AlphaFold2 128). A
-system is a set of spaces (`SYSTEMS`), and its plan the fastest of all of them, as the paper tunes every system: each
-search has the best step so far as its cutoff. So all are priced alike, and so are their programs: none of them is
-slower for want of overlap or of fused kernels, as the real systems may be.
+Figure 12: Swin, GPT-3, mBART and AlphaFold2 at their four sizes, on 4 to 32 V100s, with the paper's batch (512;
+AlphaFold2 128). A system is a set of spaces (`SYSTEMS`), and its plan the fastest of all of them, as the paper tunes
+every system: each search has the best step so far as its cutoff. So all are priced alike, and so are their programs:
+none of them is slower for want of overlap or of fused kernels, as the real systems may be.
 
     planner    the whole space
     megatron   data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
@@ -14,6 +14,8 @@ slower for want of overlap or of fused kernels, as the real systems may be.
 
 `ratio` is a system's step by the planner's, and `gap` how far its own may be above the optimum of its spaces. The
 paper's plans (co-shard, interlaced and 3F1B pipelines) are hand-written ones, which this cost model does not price.
+
+Figures 13 and 14 are `co_shard`'s.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ from ..model.training import Training
 from ..solvers.budget import Budget
 from ..solvers.cache.store import store_in
 from .cases import GIB, Row, Tell, captured, measured, sizes_of
+from .co_shard import ALONE, SMALL_ALONE, measure_alone
 from .whole import SUPERSCALER, V100S
 
 GAP, SECONDS = 0.01, 180.0
@@ -124,7 +127,12 @@ SYSTEMS: Mapping[str, Spaces] = {
 
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     """A row for every system of every case."""
-    return [row for rows in measured(SMALL if small else CASES, only, tell, measure) for row in rows["rows"]]
+    cases = (*SMALL, *SMALL_ALONE) if small else (*CASES, *ALONE)
+
+    def rows_of(case: Any) -> Row:
+        return measure(case) if isinstance(case, Case) else measure_alone(case)
+
+    return [row for rows in measured(cases, only, tell, rows_of) for row in rows["rows"]]
 
 
 def measure(case: Case) -> Row:
@@ -145,7 +153,7 @@ def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Ro
     row: Row = {"step_s": None, "gap": None, "memory_gib": None, "plan": None, "why": ""}
     for group in spaces(machine.devices, machine.hierarchy[-1]):
         try:
-            plan = _best(graph, machine, training, group)
+            plan = best_plan(graph, machine, training, group)
         except NoPlanError as error:
             return row | {"why": str(error)}
         except PartitaError as error:
@@ -162,7 +170,7 @@ def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Ro
     return row
 
 
-def _best(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
+def best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
     """The fastest plan of these spaces. NoPlanError: none was found in time; PartitaError: there is none."""
     context, budget = Context(emits=False), Budget(gap=GAP, store=store_in("none"))
 
@@ -176,7 +184,7 @@ def _best(graph: PCG, machine: Machine, training: Training, spaces: Sequence[Sea
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
     """Rows of other systems with a plan, the least ratio, and those that beat the planner by more than its gap."""
     gaps = {row["case"]: row["gap"] for row in rows if row["system"] == "planner"}
-    others = [row for row in rows if row["system"] != "planner" and row["ratio"] is not None]
+    others = [row for row in rows if row.get("case") and row["system"] != "planner" and row["ratio"] is not None]
     return {
         "cases": len(gaps),
         "compared": len(others),

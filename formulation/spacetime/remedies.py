@@ -53,8 +53,8 @@ def remedies(tasks: Tasks, devices: Sequence[int], in_flight: int) -> tuple[Reme
         Remedy("parameters", kept, (partial(_weights_split, tasks=tasks),)),
         Remedy("samples", held, tuple(partial(_in_flight, most=most) for most in fewer)),
         Remedy("samples", held, tuple(partial(_accumulated, count=count) for count in (2, 4, 8) if not in_flight)),
-        Remedy("layers", held, (partial(_recomputed, devices=devices),)),
-        Remedy("layers", held, (partial(_co_sharded, devices=devices),)),
+        Remedy("layers", held, (partial(recomputed, devices=devices),)),
+        Remedy("layers", held, (partial(co_sharded, devices=devices),)),
         Remedy("layers", held, (partial(_swapped, devices=devices),)),
     )
 
@@ -62,7 +62,8 @@ def remedies(tasks: Tasks, devices: Sequence[int], in_flight: int) -> tuple[Reme
 # Activations
 
 
-def _recomputed(graph: Graph, *, devices: Collection[int]) -> str:
+def recomputed(graph: Graph, *, devices: Collection[int]) -> str:
+    """Activation checkpointing of layers."""
     groups = _layers(graph, devices)
     for ops in groups:
         recompute(ops)
@@ -97,7 +98,7 @@ def _named(groups: Sequence[Sequence[Op]]) -> str:
 # Co-shard
 
 
-def _co_sharded(graph: Graph, *, devices: Collection[int]) -> str:
+def co_sharded(graph: Graph, *, devices: Collection[int]) -> str:
     """Heads and hidden units of layers in parts on their device, recomputed one after the other (Figure 3)."""
     dims = _dims_of_layers(graph)
     parts, names = dict[Op, list[Op]](), set[str]()
