@@ -3,10 +3,13 @@
 import re
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, takewhile
 
 from ...model.graph.atoms import atoms, dimensions
 from ...model.graph.layout import atom_of, is_split
 from ...model.graph.pcg import PCG
+from ...model.graph.segments import segments
 from ..strategies.strategy import rows
 
 BATCH = "batch"
@@ -53,6 +56,21 @@ def layer_of(path: str, depth: int = 1) -> str:
     names = path.split(".")
     numbers = [at for at, name in enumerate(names) if name.isdigit()]
     return ".".join(names[: numbers[depth - 1] + 1]) if len(numbers) >= depth else ""
+
+
+def layer_in(pcg: PCG, path: str) -> str:
+    """The layer in which a path lies, `encoder.3` for `encoder.3.attention`; empty outside of lists.
+
+    Of lists within lists it is the entry that the planner recomputes as one (`segments`), if there is one.
+    """
+    known = _segment_names(pcg)
+    found = list(takewhile(bool, (layer_of(path, depth) for depth in count(1))))
+    return next((name for name in reversed(found) if name in known), found[0] if found else "")
+
+
+@lru_cache(maxsize=64)
+def _segment_names(pcg: PCG) -> frozenset[str]:
+    return frozenset(segment.name for segment in segments(pcg))
 
 
 def pattern(name: str) -> str:

@@ -15,7 +15,7 @@ from ...model.graph.layout import dual
 from ...model.graph.pcg import PCG, Node
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
-from .names import layer_of
+from .names import layer_in
 from .site import Site
 from .transformation import Dim, candidates
 
@@ -122,8 +122,8 @@ class Op:
 
     @property
     def layer(self) -> str:
-        """The enclosing list element (`encoder.3`; for an update, that of the parameter); empty outside of lists."""
-        return layer_of(self.of.path)
+        """The layer (`encoder.3`; for an update, that of the parameter), see `layer_in`; empty outside of lists."""
+        return layer_in(self.graph.pcg, self.of.path)
 
     def has(self, dim: Dim) -> bool:
         """True if it can be split along `dim`."""

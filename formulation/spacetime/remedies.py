@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from .graph import Graph, Order
 from .mask import whole
-from .names import layer_of, pattern
+from .names import layer_in, pattern
 from .op import Op, Phase
 from .peak import Label, micro_batches
 from .primitives import op_assign, op_order, op_trans, place, recompute, swap
@@ -136,7 +136,7 @@ def _dims_of_layers(graph: Graph) -> dict[str, list[tuple[_Factor, frozenset[int
     """
     nodes: dict[str, list[int]] = defaultdict(list)
     for index in dict.fromkeys(op.node for op in graph.forward):
-        nodes[layer_of(graph.pcg.nodes[index].path)].append(index)
+        nodes[layer_in(graph.pcg, graph.pcg.nodes[index].path)].append(index)
     found: dict[str, list[tuple[_Factor, frozenset[int]]]] = defaultdict(list)
     for layer, named in _factors(graph).items():
         having = [(name, frozenset(i for i in nodes[layer] if candidates(graph, i, name))) for name in named]
@@ -151,15 +151,16 @@ def _factors(graph: Graph) -> dict[str, list[_Factor]]:
     layers: dict[int, set[str]] = defaultdict(set)
     for node, numbers in zip(graph.pcg.nodes, graph.dimensions, strict=True):
         for number in numbers:
-            layers[number].add(layer_of(node.path))
+            layers[number].add(layer_in(graph.pcg, node.path))
     found: dict[str, dict[int, _Factor]] = defaultdict(dict)
     for index in graph.pcg.of("parameter"):
         node, known = graph.pcg.nodes[index], graph.atoms[index]
         for dim, sizes in enumerate(known.dims):
             for factor, (atom, size) in enumerate(zip(known.of_dim(dim), sizes, strict=True)):
                 number = graph.dimensions[index][atom]
-                if len(layers[number]) == 1 and size % SHARDS == 0 and layer_of(node.path):
-                    found[layer_of(node.path)].setdefault(number, (node.name, dim, factor))
+                layer = layer_in(graph.pcg, node.path)
+                if len(layers[number]) == 1 and size % SHARDS == 0 and layer:
+                    found[layer].setdefault(number, (node.name, dim, factor))
     return {layer: list(named.values()) for layer, named in found.items()}
 
 

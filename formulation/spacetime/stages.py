@@ -20,7 +20,7 @@ from ...model.machine.roofline import both_ways_flops
 from ...model.wording import did_you_mean
 from ..pipeline.orders import Orders, Slot
 from .graph import Graph
-from .names import layer_of
+from .names import layer_in
 from .op import Op
 from .primitives import op_order
 from .transformation import Transformation, replicate, split
@@ -166,7 +166,7 @@ def _nodes(pcg: PCG) -> list[int]:
 
 
 def _runs(pcg: PCG, nodes: Sequence[int]) -> list[list[int]]:
-    return [list(run) for _, run in groupby(nodes, key=lambda i: layer_of(pcg.nodes[i].path))]
+    return [list(run) for _, run in groupby(nodes, key=lambda i: layer_in(pcg, pcg.nodes[i].path))]
 
 
 def _crossing(pcg: PCG, nodes: Sequence[int]) -> list[int]:
@@ -189,7 +189,7 @@ def _narrow(pcg: PCG, nodes: Sequence[int], crossing: Sequence[int]) -> list[int
     limit: list[int] = []
     for run in _runs(pcg, nodes):
         start, stop = len(limit), len(limit) + len(run)
-        layer = layer_of(pcg.nodes[run[0]].path)
+        layer = layer_in(pcg, pcg.nodes[run[0]].path)
         found = [crossing[k] for k in (range(start, stop + 1) if layer else (start, stop)) if 0 < k < len(nodes)]
         limit += [(min if layer else max)(found, default=sys.maxsize)] * len(run)
     return [k for k in range(1, len(nodes)) if crossing[k] <= min(limit[k - 1], limit[k])]

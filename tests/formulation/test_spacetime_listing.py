@@ -12,12 +12,13 @@ import pytest
 import partita
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.listing import listing, table
-from partita.formulation.spacetime.names import layer_of
+from partita.formulation.spacetime.names import layer_in, layer_of
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place
 from partita.formulation.spacetime.site import caller, told
 from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.transformation import Dim, replicate, split, split_value, transformation
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
@@ -84,6 +85,12 @@ def test_lists_within_lists() -> None:
     pcg = b.build(b.add("sum", h, shape=(), dims=(0, 1), keepdim=False, name="loss"))
     lines = table([entry for entry in listing(pcg) if entry.operator == "relu"])
     assert [line.split("  ")[0] for line in lines] == ["a.0.b.0.relu", "a.0.b.1 as a.0.b.0", "a.1 as a.0"]
+
+
+def test_layers_of_nested_lists_are_those_that_are_recomputed() -> None:
+    pcg = capture(*build("swin-1.8b", small=True), batch=2)
+    layers = {layer_in(pcg, node.path) for node in pcg.nodes}
+    assert {"stages.0.blocks.0", "stages.1.blocks.3", "merges.0", ""} <= layers and "stages.0" not in layers
 
 
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "mbart-4.7b", "swin-1.8b"])
