@@ -89,8 +89,14 @@ def test_lists_within_lists() -> None:
 
 def test_layers_of_nested_lists_are_those_that_are_recomputed() -> None:
     pcg = capture(*build("swin-1.8b", small=True), batch=2)
-    layers = {layer_in(pcg, node.path) for node in pcg.nodes}
-    assert {"stages.0.blocks.0", "stages.1.blocks.3", "merges.0", ""} <= layers and "stages.0" not in layers
+    paths = {node.path for node in pcg.nodes}
+    inside = {path for path in paths if path.startswith("stages.1.blocks.3.")}
+    assert inside and {layer_in(pcg, path) for path in inside} == {"stages.1.blocks.3"}
+    assert (layer_in(pcg, "merges.0.norm"), layer_in(pcg, "stages.0"), layer_in(pcg, "norm")) == (
+        "merges.0",
+        "stages.0",
+        "",
+    )
 
 
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "mbart-4.7b", "swin-1.8b"])
