@@ -1,6 +1,6 @@
 """Elimination orders: compile a cost network to a circuit of buckets, and restrict a circuit to a slack."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -107,20 +107,34 @@ def arrange(
 ) -> Circuit:
     """Order the eliminations: variables of blocks, interiors of each chain's first copy, powers, the rest.
 
-    If `meeting`, the boundary in the middle of the longest chain comes last, between two powers.
+    If `meeting`, the boundary in the middle of the longest chain comes last, between two powers. What switches outside
+    of chains decide is eliminated before the rest if that is less work: else the modes of neighbouring layers meet.
     """
     size = tuple(len(kept[d]) for d in domain)
     reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
     scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
-    buckets, copies, block_slots = _arranged(
-        network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks
-    )
-    parts = network, tuple(factors), leaves, buckets
-    return Circuit(*parts, domain=domain, kept=kept, copies=copies, blocks=block_slots)
+    chained = {v for chain in network.chains for copy in chain.copies for v in copy}
+    several = not blocks and sum(z not in chained for z, _ in reach) > 1
+    found: Circuit | None = None
+    for apart in (False, True)[: 1 + several]:
+        try:
+            buckets, copies, block_slots = _arranged(
+                network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks, apart=apart
+            )
+        except TooWideError:
+            if found is None and apart == several:
+                raise
+            continue
+        parts = network, tuple(factors), leaves, buckets
+        circuit = Circuit(*parts, domain=domain, kept=kept, copies=copies, blocks=block_slots)
+        if found is None or circuit.size[1] < found.size[1]:
+            found = circuit
+    assert found is not None
+    return found
 
 
-@lru_cache(maxsize=4)  # the same network is often compiled several times
+@lru_cache(maxsize=8)  # the same network is often compiled several times
 def _arranged(
     chains: tuple[Chain, ...],
     switches: tuple[tuple[int, frozenset[int]], ...],
@@ -129,10 +143,12 @@ def _arranged(
     size: tuple[int, ...],
     meeting: bool,
     blocks: tuple[frozenset[int], ...],
+    apart: bool,
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...], tuple[int, ...]]:
     """The buckets, the slot of one copy of every chain, and that of every block, for factors of these scopes.
 
-    `leaves` are the scopes without variables of one option.
+    `leaves` are the scopes without variables of one option. `apart`: outside of chains, what each switch decides is
+    eliminated before the rest.
     """
     builder = _Builder([], size, len(scopes), dict(switches))
     copies: list[int] = []
@@ -164,11 +180,35 @@ def _arranged(
             if len(chain) % 2:
                 power = builder.times(power, one, half, c, size[first])
         rest[power] = (chain.boundaries[0], meet)
+    for interior in _decided(switches, rest.values()) if apart else ():
+        mine = {i: rest.pop(i) for i, scope in sorted(rest.items()) if not interior.isdisjoint(scope)}
+        rest |= builder.eliminate(mine, interior)
     variables = {v for scope in rest.values() for v in scope}
     rest = builder.eliminate(rest, variables - middle)
     rest = builder.eliminate(rest, middle)
     builder.join(rest, ())
     return tuple(builder.buckets), tuple(copies), tuple(block_slots)
+
+
+def _decided(
+    switches: tuple[tuple[int, frozenset[int]], ...], scopes: Collection[tuple[int, ...]]
+) -> Iterator[set[int]]:
+    """For every switch in some scopes itself, what it decides, and what is next to nothing else."""
+    near: dict[int, set[int]] = {}
+    for scope in scopes:
+        for v in scope:
+            near.setdefault(v, set()).update(scope)
+    taken = set[int]()
+    for z, reach in switches:
+        if z not in near:
+            continue
+        block = ({z, *reach} & near.keys()) - taken
+        around = set[int]().union(*(near[v] for v in block)) - block - taken
+        while private := {v for v in around if near[v] <= block | {v}}:
+            block |= private
+            around -= private
+        taken |= block
+        yield block
 
 
 def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:

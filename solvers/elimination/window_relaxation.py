@@ -6,17 +6,18 @@ So any weights give a lower bound, whose network has no windows. Together with p
 
     L(a, λ) = min_x cost(x) + Σ_wk a_wk S_wk(x) + Σ_r λ_r (use_r(x) - M_r)
 
-is concave, and every solution is a cut, as in `memory_price.py`; equal copies of a chain share weights. Kelley's method
-maximises the minimum of the cuts; where that does not raise the bound, the next point is nearer to the best one.
+is concave, and every solution is a cut, as in `memory_price.py`; equal windows share weights, those of a chain's copies
+and of other equal layers, whose tables then stay equal. Kelley's method maximises the minimum of the cuts; where that
+does not raise the bound, the next point is nearer to the best one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
 
-from ...formulation.network.network import INFINITE
+from ...formulation.network.network import INFINITE, Window
 from ..protocol import Search
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
@@ -60,10 +61,10 @@ class WindowPrice:
 
 def weighted(circuit: Circuit, weights: Weights) -> Circuit:
     """The circuit whose costs hold the weighted streams, each rounded down; it has no windows."""
-    known: dict[tuple[int, ...], Factor] = {}
+    known: dict[Hashable, Factor] = {}
 
     def total(f: Factor) -> Factor:
-        key = id(f.time), *(x for w, table in f.streams for x in (w, id(table)))
+        key = id(f.time), *(x for w, table in f.streams for x in (weights[w], id(table)))
         if f.streams and key not in known:
             known[key] = weighted_factor(f, weights)
         return replace(f, time=known[key].time, streams=()) if f.streams else f
@@ -86,7 +87,9 @@ class Cuts:
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
-        self.counts = {w: len(table) for f in circuit.factors for w, table in f.streams}
+        streams = {w: len(table) for f in circuit.factors for w, table in f.streams}
+        self.alike = alike(circuit.network.windows, streams)
+        self.counts = {w: k for w, k in streams.items() if self.alike[w] == w}
         self.size = sum(self.counts.values())  # of the weights in a point
         self.capacities = np.array(circuit.network.capacities, np.float64)
         self.box = np.zeros(len(self.capacities))  # largest prices
@@ -128,12 +131,13 @@ class Cuts:
 
     def weights(self, point: Floats) -> Weights:
         """The weights of a point, rounded so that sums are exact."""
-        return {w: _rounded(point[part], self._grain) for w, part in self._parts()}
+        own = {w: _rounded(point[part], self._grain) for w, part in self._parts()}
+        return {w: own[first] for w, first in self.alike.items()}
 
     def add(self, slots: Tables) -> tuple[int, tuple[int, ...]]:
         """Add the cut of the best solution in the tables of a weighted circuit; returns a lower bound on its cost, and
         its use."""
-        row = totals(self.circuit, slots)
+        row = totals(self.circuit, slots, self.alike)
         self.rows.append(row)
         streams = row[1 : 1 + self.size]
         return row[0] + sum(max(streams[part]) for _, part in self._parts()), row[1 + self.size :]
@@ -270,7 +274,7 @@ class _Pricing:
         search.raise_bound(min(now.bound, self.reach + 1))
         if self.best is None or now.value > self.best.price.value:
             self.best = WindowPrice(circuit, weights, now)
-            self.point = np.array([*(a for own in weights.values() for a in own), *now.price])
+            self.point = np.array([*(a for w in self.cuts.counts for a in weights[w]), *now.price])
             search.prices = tuple(self.point.tolist())
         if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is needed
             return True
@@ -317,12 +321,25 @@ def _rounded(weights: Floats, grain: float) -> tuple[float, ...]:
     return tuple((parts / grain).tolist())
 
 
-def totals(circuit: Circuit, slots: Tables) -> tuple[int, ...]:
+def alike(windows: Sequence[Window], which: Iterable[int]) -> dict[int, int]:
+    """For each of some windows the first of them that has the same tables."""
+    first: dict[Hashable, int] = {}
+    found = {}
+    for w in which:
+        key: Hashable = w
+        if w < len(windows):
+            own, between = windows[w].variables.values(), windows[w].edges.values()
+            key = tuple(sorted(map(id, own))), tuple(sorted(map(id, between)))  # equal parts share tables
+        found[w] = first.setdefault(key, w)
+    return found
+
+
+def totals(circuit: Circuit, slots: Tables, alike: Mapping[int, int]) -> tuple[int, ...]:
     """Cost (without the constant), streams of the windows and use of the assignment that `decode` finds in `slots`.
 
-    `slots` are tables of the weighted circuit; equal windows of a chain are added up.
+    `slots` are tables of the weighted circuit; windows that are `alike` are added up, and those of a chain.
     """
-    counts = {w: len(table) for f in circuit.factors for w, table in f.streams}
+    counts = {alike[w]: len(table) for f in circuit.factors for w, table in f.streams}
     start = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist(), strict=False))
     cost, streams, use = 0, [0] * sum(counts.values()), [0] * len(circuit.network.capacities)
     for leaf, entries in zip(circuit.leaves, circuit.counts(slots), strict=True):
@@ -332,5 +349,5 @@ def totals(circuit: Circuit, slots: Tables) -> tuple[int, ...]:
                 use[r] += n * int(u)
             for w, table in leaf.streams:
                 for k, stream in enumerate(table):
-                    streams[start[w] + k] += n * int(stream[entry])
+                    streams[start[alike[w]] + k] += n * int(stream[entry])
     return cost, *streams, *use
