@@ -87,21 +87,25 @@ def has_maxima(network: Network) -> bool:
     return bool(network.windows) or has_extras(network)
 
 
-def without_windows(network: Network) -> Network:
+def without_windows(network: Network, even: bool = False) -> Network:
     """A network without windows that bounds one with windows: the first stream of each has nearly all the weight.
 
-    All of it where there is no other.
+    All of it where there is no other. `even`: all streams have the same weight instead.
     """
     if not network.windows:
         return network
     idle = {w: not any(table[1:].any() for _, table in terms) for w, terms in enumerate(window_terms(network))}
     known: dict[tuple[int, ...], Table] = {}  # equal layers share tables
 
+    def mostly_first(streams: Table) -> Table:
+        found: Table = (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
+        return found
+
     def added(table: Table, parts: WindowStreams) -> Table:
         key = id(table), *(x for w, streams in parts for x in (id(streams), idle[w]))
         if key not in known:
             means = (
-                streams[0] if idle[w] else (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
+                streams[0] if idle[w] else streams.sum(axis=0) // len(streams) if even else mostly_first(streams)
                 for w, streams in parts
             )
             known[key] = np.where(table >= INFINITE, INFINITE, sum(means, table))
@@ -212,6 +216,12 @@ def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     search.raise_bound(answer.bound)
     if answer.assignment is not None:
         search.offer(answer.assignment)
+        if not search.done:  # its traffic is perhaps longer than its kernels: for that it had next to no price
+            limits = Limits(search.left, search.ceiling, gap=limits.gap, quick=True, prices=answer.prices)
+            even = _solve_silently(search, solve, without_windows(search.network, even=True), limits)
+            search.raise_bound(min(even.bound, search.ceiling))
+            if even.assignment is not None:
+                search.offer(even.assignment)
     if not search.prices:
         search.prices = answer.prices
     return None
