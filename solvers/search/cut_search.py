@@ -317,16 +317,19 @@ class _CutSearch:
         return low
 
     def _solve_part(self, i: int, j: int, query: Query, cutoff: int) -> None:
-        prices = self.state.prices or self.effort.prices
-        effort = Effort(self.effort.level, self.effort.gap, cutoff, self.until - monotonic(), prices)
+        """Solve a part; where solutions are sought first for a rough bound, after which the master may drop it."""
+        prices, level, kind = self.state.prices or self.effort.prices, self.effort.level, self.parts.kind(i, j)
+        rough = level >= Level.PRICED and (kind, query) not in self.state.bounded
+        effort = Effort(level, self.effort.gap, cutoff, self.until - monotonic(), prices, rough=rough)
         answer = self.parts.solve(i, j, query, effort)
         self.state.prices = answer.prices or self.state.prices
-        kind = self.parts.kind(i, j)
+        self.state.bounded.add((kind, query))
         self.state.known.add(kind, query, answer)
         self.bound_tables.learn(kind, query, answer.bound)
         for key, times in self.times.items():
             self._raise_times(times, kind, *key)
-        self.state.tried[kind, query, self.effort.level] = cutoff
+        if not rough:
+            self.state.tried[kind, query, level] = cutoff
         self.state.solved += 1
         self.state.refusal = self.state.refusal or answer.refusal
         if answer.missing is not None:

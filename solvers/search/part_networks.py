@@ -226,7 +226,8 @@ class PartNetworks:
         if effort.cutoff is not None and effort.cutoff < INFINITE:  # so that a bound within the gap still reaches it
             cutoff = ceil(effort.cutoff / (1 - Fraction(effort.gap)))
         prices = tuple(p / self.merged for p in effort.prices)
-        quick, rough = level in (Level.BOUNDED, Level.PRICED), level is Level.BOUNDED
+        rough = effort.rough or level is Level.BOUNDED
+        quick = rough or level is Level.PRICED
         seconds = max(effort.seconds, 0.01)
         limits = Limits(seconds, cutoff, gap=effort.gap, quick=quick, rough=rough, prices=prices)
         self.count_options(network)

@@ -28,7 +28,8 @@ BOUNDS = (Level.RELAXED, Level.BOUNDED)
 class Effort:
     """How closely to solve: to a relative `gap`, below `cutoff` ns, within `seconds`.
 
-    `prices`: ns per byte found earlier for similar parts, a starting point.
+    `prices`: ns per byte found earlier for similar parts, a starting point. `rough`: the cheapest bound suffices, of
+    whatever level.
     """
 
     level: Level
@@ -37,6 +38,7 @@ class Effort:
     seconds: float = inf
     prices: tuple[float, ...] = ()
     progress: Callable[[Progress], None] | None = None
+    rough: bool = False
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Proved:
     layout_sets: dict[Hashable, tuple[LayoutSet, ...]] = field(default_factory=dict)  # by group of boundaries
     shared: dict[int, tuple[LayoutSet, ...]] = field(default_factory=dict)  # by shared weight
     tried: dict[tuple[Hashable, Query, Level], int] = field(default_factory=dict)  # the cutoff used
+    bounded: set[tuple[Hashable, Query]] = field(default_factory=set)  # parts with a rough bound as stages
     solved: int = 0  # networks
     kept: int = 0  # of these, answered by the cache
     options: int = 0  # of the largest network
@@ -75,6 +78,7 @@ class Proved:
             layout_sets={**self.layout_sets},
             shared={**self.shared},
             tried={**self.tried},
+            bounded={*self.bounded},
             prices_of={**self.prices_of},
         )
 
