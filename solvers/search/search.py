@@ -61,6 +61,8 @@ BOUND_STEP = 1.5
 """Factor by which one call may raise a bound."""
 OTHERS = 8
 """The most plans beside the best that a result has."""
+FAR = 1.5
+"""Multiple of the least bound above which a plan is so bad that one with more stages is sought out of turn."""
 DIVE_REACH = 3.0
 """A begun configuration is continued out of turn only while its bound is below this multiple of the least bound."""
 
@@ -143,7 +145,7 @@ class _Search:
         self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
         self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
-        self.plainest: _Family = {}
+        self.plainest: list[_Family] = []  # for each number of stages, fewest first
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
         self.running: deque[_Work] = deque()
@@ -168,7 +170,8 @@ class _Search:
             self._enumerate()
             if self.families:
                 first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
-                self.plainest = self.families[min(first, key=lambda key: plainness(*key))]
+                plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
+                self.plainest = [self.families[plain[p]] for p in sorted(plain)]
             self._search()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -343,8 +346,13 @@ class _Search:
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
 
     def _dive(self) -> _Work | None:
-        """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit."""
-        for _, candidate in sorted(self.plainest.items()) if self.best is None else ():
+        """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit.
+
+        While the plan is far from the least bound, then with more stages.
+        """
+        if self.best is not None:
+            return self._dive_deeper()
+        for _, candidate in sorted(self.plainest[0].items()) if self.plainest else ():
             merged = self.merged.get(candidate.size)
             if candidate.running or candidate.bound >= INFINITE or candidate.dived:
                 continue
@@ -357,7 +365,22 @@ class _Search:
             if not self.has_pipelines:  # the bound that ignores memory comes later
                 return _Work(candidate, (Level.PRICED,), gap, self.target, None)
             last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
-            return self._work(candidate, (Level.RELAXED, last), gap, self.target)
+            levels = (Level.RELAXED, last) if candidate.level is None else (last,)  # where memory is not scarce
+            return self._work(candidate, levels, gap, self.target)
+        return None
+
+    def _dive_deeper(self) -> _Work | None:
+        """Work towards a plan with more stages than those tried: the plainest mesh, at the split of least bound."""
+        objective, least = self.objective, min(c.bound for c in self._candidates())
+        for family in self.plainest[1:]:
+            if objective is None or objective <= FAR * least or any(c.running for c in family.values()):
+                return None
+            candidate = min(family.values(), key=lambda c: c.order)
+            if candidate.bound < self.target and not any(c.dived for c in family.values()):
+                candidate.dived = True
+                return self._work(
+                    candidate, (Level.BOUNDED, Level.PRICED), max(FIRST_GAP, self.limits.gap), self.target
+                )
         return None
 
     def _raised_target(self, candidate: Candidate) -> int:

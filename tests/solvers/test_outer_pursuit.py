@@ -162,3 +162,21 @@ def test_equal_layers_are_asked_once() -> None:
     found = search_cuts(made, Configuration((8,), ((1,),), 64), state, INFINITE, Effort(Level.CLOSED))
     assert found is not None and found.bounds == tuple(range(0, 41, 5))
     assert made.asked < 80
+
+
+def test_a_stage_is_bounded_roughly_before_it_is_solved() -> None:
+    """Only stages whose rough bound leaves them in the best cut are solved."""
+    made, asked = Made(random.Random(3), 6, False, False, 10**6), list[tuple[int, int, bool]]()
+    solve = made.solve
+
+    def noted(i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
+        asked.append((i, j, effort.rough))
+        answer = solve(i, j, query, effort)
+        return PartAnswer(answer.bound) if effort.rough else answer
+
+    made.solve = noted  # type: ignore[method-assign]
+    configuration = Configuration((2,), ((1,),), 4, schedule_named("1f1b"))
+    found = search_cuts(made, configuration, Proved(), INFINITE, Effort(Level.PRICED))
+    assert found is not None and found.objective == best_of_all(made, configuration)
+    rough, solved = ({(i, j) for i, j, quick in asked if quick is kind} for kind in (True, False))
+    assert solved < rough

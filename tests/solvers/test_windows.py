@@ -32,7 +32,7 @@ from partita.solvers.elimination import transient_memory
 from partita.solvers.elimination.copy_costs import raise_copies
 from partita.solvers.elimination.order import TooWideError, compile_network
 from partita.solvers.elimination.transient_relaxation import Interval, groups_of, relax_interval
-from partita.solvers.elimination.window_relaxation import price_windows
+from partita.solvers.elimination.window_relaxation import Cuts, price_windows
 from partita.solvers.protocol import Limits, Search, Status, solver
 
 from ..levels import example_count
@@ -304,3 +304,56 @@ def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None
     raise_copies(relaxed, found, groups, search, relaxed.max_cost, interval)
     assert search.bound <= 300
     assert solver("auto").solve(network).objective == 300
+
+
+def layers_beside(count: int, options: int, modes: int) -> Network:
+    """Equal layers in a row that all read the first variable: no copies of a chain. Each has a mode and a window."""
+    rng = np.random.default_rng(0)
+
+    def table(*shape: int) -> np.ndarray:
+        return rng.integers(1, 20, shape)
+
+    inside, streams = table(modes, options), table(2, modes, options)
+    reads, follows = table(modes, options, options), table(modes, options, options)
+    own, of_reading, of_following = inside[0], reads[0], follows[0]  # one object each, as the encoder makes them
+    nothing, mode_cost, no_mode_use = np.zeros((options, 1), np.int64), table(modes), np.zeros((modes, 1), np.int64)
+    decided = inside, np.zeros((modes, options, 1), np.int64), None
+    variables, edges, switches, windows = [Variable("read", own, nothing), Variable("first", own, nothing)], [], [], []
+    last = 1
+    for k in range(count):
+        at, edge = len(variables), len(edges)
+        variables += [Variable(f"in {k}", own, nothing), Variable(f"out {k}", own, nothing)]
+        variables += [Variable(f"shared {k}", own, nothing), Variable(f"mode {k}", mode_cost, no_mode_use)]
+        row = (last, at), (at, at + 1), (at + 1, at + 2)
+        edges += [Edge(0, at + 1, of_reading), *(Edge(u, v, of_following) for u, v in row)]
+        tables = {edge: (reads, None, None)} | {edge + e: (follows, None, None) for e in (1, 2, 3)}
+        switches.append(Switch(at + 3, {at: decided, at + 1: decided}, tables))
+        windows.append(Window({at: streams}, {}))
+        last = at + 2
+    edges.append(Edge(last, 1, of_following))  # so that no end is a place to begin
+    return Network(tuple(variables), tuple(edges), capacities=(0,), switches=tuple(switches), windows=tuple(windows))
+
+
+def test_equal_windows_share_weights() -> None:
+    network = layers_beside(4, 3, 2)
+    check_network(network)
+    cuts = Cuts(compile_network(network))
+    assert len(cuts.counts) == 1  # of four windows
+    assert len(cuts.weights(cuts.first())) == 4
+    priced = Search(network, Limits(), "test")
+    assert price_windows(compile_network(network), priced) is not None
+    rng = np.random.default_rng(1)
+    some = ([int(rng.integers(len(v.cost))) for v in network.variables] for _ in range(200))
+    assert 0 < priced.bound <= min(evaluate(network, assignment).cost for assignment in some)
+
+
+def test_no_table_has_the_modes_of_several_layers() -> None:
+    circuit = compile_network(layers_beside(8, 9, 3))
+    assert max(bucket.modes for bucket in circuit.buckets if bucket.variable is not None) == 3
+
+
+def test_a_first_plan_does_not_take_traffic_for_free() -> None:
+    streams = np.array([[10, 12], [1000, 0]])  # of either option kernels, and traffic
+    variable = Variable("layer", np.zeros(2, np.int64), np.zeros((2, 1), np.int64))
+    network = Network((variable,), (), capacities=(0,), windows=(Window({0: streams}, {}),))
+    assert solver("auto").solve(network, Limits(quick=True, gap=0.1)).objective == 12
