@@ -29,7 +29,6 @@ from ..codegen.verification.threads import run_threads
 from ..codegen.verification.worker import load_program
 from ..model.capture.load import model_of
 from ..model.errors import PartitaError
-from ..model.machine.precision import precision
 from .allocations import Allocations
 from .fused_kernels import fuse
 
@@ -66,10 +65,8 @@ def measure(
     `module` is the model with its example inputs where the plan does not have it. Every rank on the CPU is a thread,
     and one runs at a time, so a step takes as long as those of all ranks together.
     The batch of all ranks does not count, a rank's part of it does: the batch of a space-time plan is its ranks'.
-    Raises PartitaError: several ranks on one GPU, mixed precision in a space-time plan.
+    Raises PartitaError: several ranks on one GPU.
     """
-    if isinstance(plan, SpaceTimePlan) and precision(plan.dtype).narrow:
-        raise PartitaError(f"programs of space-time plans run in float32 or float64, not in {plan.dtype}")
     if device != "cpu" and plan.ranks > 1:
         raise PartitaError(f"a plan for {plan.ranks} ranks is measured on the CPU, not on one {device}")
     built = (module or plan.module or model_of(plan.model))[0]

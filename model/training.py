@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from .errors import PartitaError
 from .graph.buffer_updates import STATISTICS
-from .machine.precision import PRECISIONS
+from .machine.precision import PRECISIONS, precision
 from .optimizers import OPTIMIZERS
 from .options import check_choice, check_count, option
 
@@ -86,6 +86,11 @@ def dtype_names(dtypes: str | Sequence[str]) -> str:
     if not names:
         raise PartitaError("no dtype is named")
     return ",".join(dict.fromkeys(f"mixed-{name}" if name in ("float16", "bfloat16") else name for name in names))
+
+
+def dtype_name(dtype: str) -> str:
+    """One dtype by its full name; PartitaError for an unknown one."""
+    return precision(dtype_names([dtype])).name
 
 
 @dataclass(frozen=True, slots=True)

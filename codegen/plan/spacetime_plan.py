@@ -19,8 +19,8 @@ from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
 from ...model.machine.machine import Machine
-from ...model.machine.precision import precision
 from ...model.optimizers import optimizer_states
+from ...model.training import dtype_name
 from .delegation import call
 from .over_memory import does_not_fit
 from .spacetime_file import text_of
@@ -120,10 +120,11 @@ class SpaceTimePlan:
     def __str__(self) -> str:
         found = self.summary()
         model, capacity = found["model"] or "a module", found["capacity_bytes"]
+        dtype = "" if self.dtype == "float32" else f", in {self.dtype}"
         room = f", of {capacity / 2**20:,.1f} MiB" if capacity else "; no machine was named that limits it"
         return "\n".join(
             (
-                f"{model}, batch {found['batch']}, on {self.ranks} devices of {self.machine.name}",
+                f"{model}, batch {found['batch']}{dtype}, on {self.ranks} devices of {self.machine.name}",
                 f"tasks         {found['tasks']}",
                 f"step          {found['step_ns'] / 1e6:.3f} ms predicted, devices idle {found['bubble']:.1%} of it",
                 f"memory        {found['memory_bytes'] / 2**20:.1f} MiB on the fullest device{room}",
@@ -179,7 +180,7 @@ def space_time(
     model: Mapping[str, Any] | None = None,
     module: TrainedModule | None = None,
 ) -> SpaceTimePlan:
-    """Validate, order and materialize the plan that the operators of `graph` form.
+    """Validate, order and materialize the plan that the operators of `graph` form; `dtype` as for `partita.optimize`.
 
     Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies, and
     DoesNotFitError if a device of `machine` has too little memory. Without a machine, the devices are A100s with all
@@ -192,7 +193,7 @@ def space_time(
     count = found.devices if devices is None else devices
     if machine is None:
         machine = Machine.adhoc((count,)).without_memory_limit()
-    precision(dtype)  # reject unknown names first
+    dtype = dtype_name(dtype)  # reject unknown names first
     optimizer_states(optimizer)
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...model.optimizers import OPTIMIZERS
 from ...model.options import option
-from ...model.training import ALLOW_UNKNOWN, BATCH_DIM, LOSS, STATISTICS_OF, check_loss_name, parse_batch_dim
+from ...model.training import ALLOW_UNKNOWN, BATCH_DIM, DTYPES, LOSS, STATISTICS_OF, check_loss_name, parse_batch_dim
 
 if TYPE_CHECKING:
     from ...model.machine.machine import Machine
@@ -33,7 +33,7 @@ class CheckRequest:
     machine: Machine | None = None
     dtype: str = field(
         default="float32",
-        metadata=option(str, "float32 or float64; mixed-bfloat16 and mixed-float16 are predicted, not emitted."),
+        metadata=option(str, f"{', '.join(DTYPES)}; float16 and bfloat16 mean mixed precision with float32 weights."),
     )
     optimizer: str | None = field(default=None, metadata=option(str, ", ".join(OPTIMIZERS) + "."))
     loss: str | None = field(default=None, metadata=LOSS)

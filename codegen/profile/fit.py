@@ -14,7 +14,6 @@ from scipy.optimize import least_squares
 from ...formulation.placement.placement import of_rows
 from ...formulation.reduction.cost import exchange_price, step_price
 from ...formulation.reduction.program import Collective, Reduction, Step
-from ...formulation.weights.storage import update_traffic
 from ...model.errors import PartitaError
 from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.kernel_times import KernelTimes
@@ -71,7 +70,7 @@ def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) ->
     for record in by_what["product"]:
         rates = [2 * int(size) ** 3 / ns * 1e9 for size, (ns, _) in record["times"].items()]
         peak[record["case"]["dtype"]] = max(rates)
-    traffic = update_traffic(precision("float32"), 2)
+    traffic = precision("float32").update_traffic(2)
     update = max(by_what["update"], key=lambda record: record["case"]["elements"])
     copy = next(iter(by_what.get("host_copy", ())), None)
     shared = ranks if here.device == "cpu" else 1

@@ -103,7 +103,7 @@ class _Device:
     def _task(self, index: int, op: Op, run: Run) -> None:
         match op.phase:
             case Phase.STORE:
-                self.always["weights"] += op.mask(None).numel * self._item(op.node)
+                self.always["weights"] += self.prices.stored_bytes(op)
                 self.of |= {w: Span(0, "weights", w.tensor) for w in run.writes if w is not None}
             case Phase.FORWARD | Phase.RECOMPUTE:
                 self._forward(index, op, run)
@@ -112,7 +112,7 @@ class _Device:
             case Phase.OFFLOAD | Phase.RELOAD:
                 self._swap(index, op)
             case Phase.UPDATE:
-                self.always["states"] += op.mask(None).numel * self._item(op.node) * self.prices.states
+                self.always["states"] += self.prices.states_bytes(op)
                 self.of |= {w: self.of[run.reads[1]] for w in run.writes if w is not None}  # in place
                 self.updating.append(self.of[run.reads[0]])
                 self.updated = index
@@ -133,7 +133,8 @@ class _Device:
         if write is not None:
             self.of[write] = own
         if op.group is None or op.phase is Phase.RECOMPUTE:
-            saved = self.prices.saved(op)
+            weights = [span for p, span in read.items() if nodes[op.of.inputs[p]].op == "parameter"]
+            saved = self.prices.saved(op, stored=all(span.kind == "weights" for span in weights))
             held = [read[p] for p in saved.operands if p in read] + ([own] if saved.output else [])
             if saved.own_bytes:
                 held.append(self._new(saved.own_bytes, "transients", index, PTensor(SAVED, op.node)))

@@ -18,11 +18,11 @@ from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from .builder import BEFORE, START, EventBuilder
+from .dtypes import item_bytes
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register
 from .op import Op, Phase
 from .order import Completed, edges
-from .price import item_bytes
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
 from .tasks import Need, reads_of
 from .transfers import Transfers
@@ -46,7 +46,7 @@ def materialize(
     graph = completed.tasks.graph
     builder = EventBuilder(graph)
     written = Written(order, builder)
-    item = partial(item_bytes, graph, of=precision(dtype))
+    item = partial(item_bytes, graph.pcg, of=precision(dtype))
     transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
     for key, demands in wanted.groups.items():

@@ -2,7 +2,7 @@
 
     forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
     backward             the planner's backward; where it is split and has both halves, half of F and bytes each
-    update               (3 + 2 states) n i / memory bandwidth
+    update               the planner's, of the n elements of its part
     offload, reload      bytes / host bandwidth + launch
 
 F of a part is the operator's times the fractions left by its cuts; its bytes are those of its masks. Views, stores and
@@ -16,12 +16,12 @@ from math import ceil, prod
 import numpy as np
 
 from ...model.errors import PartitaError
-from ...model.graph.dtypes import FLOATS, ITEMSIZE
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import is_split
 from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
-from ...model.machine.precision import Precision, precision
+from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import LookUp, operator
 from ...model.optimizers import optimizer_states
@@ -29,7 +29,7 @@ from ..rvd.prices import prices_on
 from ..strategies.option_costs import LOSS_TRANSIENTS
 from ..strategies.row import Row
 from ..strategies.strategy import rows
-from ..strategies.tensor_classes import classes
+from .dtypes import constants, item_bytes, stored_dtype
 from .graph import Graph
 from .mask import GRADIENT, PTensor
 from .materialized import Register
@@ -49,34 +49,30 @@ class Saved:
     own_bytes: int
 
 
-def item_bytes(graph: Graph, tensor: PTensor, of: Precision) -> int:
-    """Bytes of an element; parameters and their gradients have the master dtype."""
-    node = graph.pcg.nodes[tensor.node]
-    if node.op == "buffer":
-        return of.buffer_itemsize(node.dtype)
-    if node.op == "parameter" and node.dtype in FLOATS:
-        return ITEMSIZE[of.master]
-    return of.itemsize(node.dtype)
-
-
 class Prices:
     """Prices of the tasks of one graph on a machine, cached for tasks with equal cuts."""
 
     def __init__(self, graph: Graph, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> None:
         self.graph, self.machine, self.precision = graph, machine, precision(dtype)
-        if self.precision.copied:
-            raise PartitaError(f"dtype {dtype!r}: space-time plans have no separate master copy of parameters")
         self.states = optimizer_states(optimizer)
         self.links = prices_on(machine)
         self._roofline = Roofline(machine, self.precision.compute)
-        self._constant = classes(graph.pcg).constant
+        self._constant = constants(graph.pcg)
         self._tasks: dict[object, int] = {}
 
     # Sizes
 
     def item(self, tensor: PTensor) -> int:
         """`item_bytes` of a tensor."""
-        return item_bytes(self.graph, tensor, self.precision)
+        return item_bytes(self.graph.pcg, tensor, self.precision)
+
+    def stored_bytes(self, op: Op) -> int:
+        """Bytes of the part of a parameter that a store keeps."""
+        return op.mask(None).numel * ITEMSIZE[stored_dtype(self.graph.pcg, op.node, self.precision)]
+
+    def states_bytes(self, op: Op) -> int:
+        """Bytes that the optimizer keeps for an update: states, and the master copy if there is one."""
+        return op.mask(None).numel * ITEMSIZE[self.precision.master] * (self.states + self.precision.copied)
 
     def register_bytes(self, register: Register) -> int:
         return register.mask.numel * self.item(register.tensor)
@@ -142,8 +138,7 @@ class Prices:
             case Phase.STORE | Phase.KEEP:
                 return 0  # `predict` adds the copy of a parameter updated elsewhere
             case Phase.UPDATE:
-                item = ITEMSIZE[self.precision.master]
-                return self.stream_ns(op.mask(None).numel * item * (3 + 2 * self.states))
+                return self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
             case Phase.FORWARD | Phase.RECOMPUTE:
                 return self._forward_ns(op)
             case Phase.BACKWARD | Phase.WEIGHT:
@@ -166,7 +161,7 @@ class Prices:
         if self._constant[op.node]:
             return self.kernel_ns(work, 2.0 * own)
         casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
-        cast = self.stream_ns(casts * (ITEMSIZE[self.precision.master] + self._item(node)))
+        cast = self.stream_ns(casts * (ITEMSIZE[self.precision.parameters] + self._item(node)))
         forward = self.kernel_ns(
             work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources), (node, "forward")
         )

@@ -237,7 +237,7 @@ def reduce_ns(choice: Storage, mesh: Transitions, precision: Precision) -> Array
 def per_step_ns(choice: Storage, mesh: Transitions, precision: Precision, roofline: Roofline, states: int) -> Array:
     """Time of synchronizing the gradient over the axes at B and of the update: once a step."""
     total = sum(_exchanged_ns(choice, mesh, precision))
-    total += roofline.memory_ns(np.float64(update_traffic(precision, states)) * choice.updated)
+    total += roofline.memory_ns(np.float64(precision.update_traffic(states)) * choice.updated)
     if choice.offloaded.any():
         assert mesh.machine.device.host_bandwidth is not None
         visits = 2 * update_bytes(choice, precision, states) / mesh.machine.device.host_bandwidth * 1e9
@@ -265,17 +265,6 @@ def _exchanged_ns(choice: Storage, mesh: Transitions, precision: Precision) -> t
         gathered[sharded] += both - _bucketed([(part_of, gradient)], choice.numel[sharded])
         gathered[scattered] += _bucketed([(whole_of, parameter)], choice.numel[scattered])
     return reduced, gathered
-
-
-def update_traffic(precision: Precision, states: int) -> int:
-    """Bytes that an update reads and writes for an element.
-
-    Value and states are read and written. The gradient is read, and first cast if it is of another dtype; so is in the
-    end the value, if the model stores it in another one.
-    """
-    stored, gradient, item = (ITEMSIZE[x] for x in (precision.parameters, precision.gradients, precision.master))
-    casts = (2 * item if precision.gradients != precision.master else 0) + (item + stored if precision.copied else 0)
-    return item * (2 + 2 * states) + gradient + casts
 
 
 def scatter_ns(choice: Storage, mesh: Transitions, precision: Precision) -> Array:

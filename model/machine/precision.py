@@ -36,6 +36,16 @@ class Precision:
         """True if activations have 16 bits; losses and statistics are computed in float32 nevertheless."""
         return ITEMSIZE[self.compute] < ITEMSIZE["float32"]
 
+    def update_traffic(self, states: int) -> int:
+        """Bytes that an update reads and writes for an element; `states` are the optimizer's.
+
+        Value and states are read and written. The gradient is read, and first cast if it is of another dtype; so is in
+        the end the value, if the model stores it in another one.
+        """
+        stored, gradient, item = (ITEMSIZE[x] for x in (self.parameters, self.gradients, self.master))
+        casts = (2 * item if self.gradients != self.master else 0) + (item + stored if self.copied else 0)
+        return item * (2 + 2 * states) + gradient + casts
+
     def itemsize(self, dtype: str) -> int:
         """Bytes per element of an activation that the module declares as `dtype`."""
         return ITEMSIZE[self.compute if dtype in FLOATS else dtype]

@@ -167,8 +167,9 @@ def orders_of(graph: Graph, rng: random.Random) -> Orders:
 def plan_of(graph: Graph, orders: Orders, devices: int, rng: random.Random) -> SpaceTimePlan:
     for first, second in orders:
         op_order(first, second)
-    communication = rng.choice(("p2p", "intra", "rvd", "rvd"))
-    return space_time(graph, rng.choice(MACHINES), devices=devices, optimizer="sgd", communication=communication)
+    communication, machine = rng.choice(("p2p", "intra", "rvd", "rvd")), rng.choice(MACHINES)
+    dtype = rng.choice(("float32", "float32", "mixed-float16"))
+    return space_time(graph, machine, devices=devices, dtype=dtype, optimizer="sgd", communication=communication)
 
 
 def holds(plan: SpaceTimePlan, folder: Path) -> str:
@@ -178,7 +179,7 @@ def holds(plan: SpaceTimePlan, folder: Path) -> str:
     weights = Counter[int]()
     for op in plan.program.tasks.ops:
         if op.phase is Phase.STORE and op.device is not None:
-            weights[op.device] += 4 * op.mask(None).numel
+            weights[op.device] += 4 * op.mask(None).numel  # also if it computes in 16 bits
     assert all(peak >= weights[device] for device, peak in enumerate(plan.prediction.peak_bytes))
     source, path = plan.source(), folder / "program.py"
     path.write_text(source)

@@ -28,6 +28,7 @@ CHECKPOINTS: Context = {
     "frozen": False,  # True if some weights are not trained
     "stale": False,  # True if there are two versions of the weights
     "kept": False,  # True if ranks keep weights that they do not update
+    "masters": False,  # ... and update copies of the others, in another dtype
     "copies": False,  # True if several stages of a rank have the same buffers
     "overlapping": False,  # True if ranks update overlapping parts
 }

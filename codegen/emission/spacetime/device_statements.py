@@ -1,5 +1,6 @@
 """The statements of one device: blocks are calls of segment functions, every other instruction is a line."""
 
+from ....formulation.spacetime.dtypes import dtype_of
 from ....formulation.spacetime.mask import GRADIENT, UPDATED
 from ....formulation.spacetime.materialized import (
     Accumulate,
@@ -86,7 +87,7 @@ class DeviceWriter(Blocks):
             case Collective():
                 self._collective(instruction)
             case Send():
-                self.add(f"run.send({self.use(instruction.source)}, {mark('to', instruction.to)})")
+                self.add(f"run.send({self._sent(instruction.source)}, {mark('to', instruction.to)})")
             case Receive():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
                 self._define(instruction.target, f"run.receive({shape}, {mark('of', instruction.of)}{dtype})")
@@ -95,8 +96,18 @@ class DeviceWriter(Blocks):
         self.add(f"{self.put(target)} = {text}")
 
     def _dtype(self, register: Register) -> str:
-        dtype = self.flow.pcg.nodes[register.tensor.node].dtype
-        return "" if dtype == "float32" else f", torch.{dtype}"
+        """The argument for the dtype of a new tensor, unless it is the compute dtype."""
+        pcg, of = self.flow.pcg, self.functions.precision
+        dtype, declared = dtype_of(pcg, register.tensor, of), pcg.nodes[register.tensor.node].dtype
+        if declared != "float32":
+            return f", torch.{declared}"
+        return "" if dtype == of.compute else ", run.precision"
+
+    def _sent(self, register: Register) -> str:
+        """A tensor in the dtype in which it travels: stored weights are cast first."""
+        stored = self.functions.precision.mixed and self.from_store(register) is not None
+        weight = stored and self.flow.graph.of_parameter(register.tensor)
+        return f"{self.use(register)}.to(run.dtype)" if weight else self.use(register)
 
     def _run(self, run: Run) -> None:
         if run.op.phase is Phase.UPDATE:
@@ -182,7 +193,7 @@ class DeviceWriter(Blocks):
         box = target.mask.box
         split = {a for source in join.sources for a, edge in enumerate(source.mask.box) if edge != box[a]}
         dims = {known.dim_of(a) for a in split}
-        texts = [self.use(source) for source in join.sources]
+        texts = [self._sent(source) for source in join.sources]
         outermost = len(dims) == 1 and all(
             box[a][1] - box[a][0] == 1 for a in known.of_dim(min(dims)[0]) if a < min(split)
         )
@@ -205,7 +216,7 @@ class DeviceWriter(Blocks):
         known = self.flow.graph.atoms[target.tensor.node]
         ranks = collective.group if collective.atoms else sorted(collective.group)
         group = f"run.groups[⟨{','.join(map(str, ranks))}⟩]"
-        source = "None" if collective.source is None else self.use(collective.source)
+        source = "None" if collective.source is None else self._sent(collective.source)
         shape = shape_text(self.shapes[target])
         if collective.kind == "broadcast":
             root = mark("of", collective.group[0])

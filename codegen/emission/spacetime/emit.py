@@ -12,6 +12,7 @@ from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.initial_values import InitialValues
+from ....model.machine.precision import precision
 from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
@@ -24,7 +25,6 @@ from .label_counts import count_lines
 from .program_tables import families
 from .weight_prefetch import by_layer
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 _GROUP = re.compile(r"⟨([\d,]+)⟩")
 _REDUCE_SCATTER = (
     'reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor'
@@ -43,14 +43,15 @@ def emit(
 ) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
-    Raises PartitaError for plans that cannot be emitted: mixed precision, sparse tables, joined parameters, parameters
-    updated where they are not kept.
+    Raises PartitaError for plans that cannot be emitted: sparse tables, joined parameters, parameters updated where
+    they are not kept.
     """
     program = by_layer(program)
     pcg = program.tasks.graph.pcg
-    _check(program, pcg, dtype, optimizer)
+    form = precision(dtype)
+    _check(program, pcg, optimizer)
     used = Used()
-    functions = Functions(used, _fetches(program))
+    functions = Functions(used, form, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.phase is Phase.FORWARD)
     copies = Counter(op.mask(None).addends for op in losses)
     devices = [DeviceWriter(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
@@ -60,7 +61,7 @@ def emit(
     texts, table = device_functions([device.arranged.segments for device in devices], bodies)
     emission = SpaceTimeEmission(
         program,
-        dtype,
+        form,
         optimizer,
         used,
         functions,
@@ -74,7 +75,7 @@ def emit(
         *(_REDUCE_SCATTER if "reduce_scatter" in emission.collectives else ()),
         f"RANKS = {len(devices)}",
         f"BATCH = {pcg.batch}  # samples in a step",
-        f"DTYPE = torch.{dtype}",
+        f"DTYPE = torch.{form.compute}",
         training.SEED_AND_STEPS,
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # unless the command line says where',
     ]
@@ -82,9 +83,7 @@ def emit(
     return text if re.search(r"\bF\.", text) else text.replace("import torch.nn.functional as F\n", "")
 
 
-def _check(program: Materialized, pcg: PCG, dtype: str, optimizer: str) -> None:
-    if dtype not in DTYPES:
-        raise PartitaError(f"dtype {dtype!r}: programs of space-time plans compute in one of {', '.join(DTYPES)}")
+def _check(program: Materialized, pcg: PCG, optimizer: str) -> None:
     if optimizer not in training.OPTIMIZERS:
         raise PartitaError(f"optimizer {optimizer!r} is none of {', '.join(training.OPTIMIZERS)}")
     if sparse_tables(pcg):

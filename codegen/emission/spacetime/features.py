@@ -8,6 +8,7 @@ from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ....model.initial_values import InitialValues
+from ....model.machine.precision import Precision
 from ..common import initial, training
 from ..common.conversions import Used
 from ..common.data import sample_lines
@@ -22,7 +23,7 @@ class SpaceTimeEmission:
     """What a program is emitted from: a materialized plan, and the text of its functions and devices."""
 
     program: Materialized
-    dtype: str
+    precision: Precision
     optimizer: str
     used: Used
     functions: Functions
@@ -50,6 +51,10 @@ class SpaceTimeEmission:
         return any(op.split for op in self._forward)
 
     @property
+    def scales_loss(self) -> bool:
+        return self.precision.compute == "float16"
+
+    @property
     def _forward(self) -> list[Op]:
         return [op for op in self.program.tasks.ops if op.phase is Phase.FORWARD]
 
@@ -63,6 +68,9 @@ def _run(e: SpaceTimeEmission) -> Context:
         "split": e.splits_backward,
         "swapped": e.swaps,
         "fetches": e.functions.fetches,
+        "narrow": e.precision.narrow,
+        "widened": e.precision.gradients != e.precision.compute,
+        "loss_scale": e.scales_loss,
     }
 
 
@@ -82,6 +90,8 @@ def _weights(e: SpaceTimeEmission) -> Context:
         "buffers": bool(e.pcg.of("buffer")),
         "fetches": e.functions.fetches,
         "swapped": e.swaps,
+        "narrow": e.precision.narrow,
+        "mixed": e.precision.mixed,
     }
 
 
@@ -112,18 +122,24 @@ def _unsaved(e: SpaceTimeEmission) -> list[str]:
 def _optimizer(e: SpaceTimeEmission) -> Context:
     name, call = training.OPTIMIZERS[e.optimizer][0], training.optimizer_call(e.optimizer, fused=False)
     doc = f"{name} on the parts of weights that this rank updates."
-    return {"optimizer_doc": doc, "optimizer_call": call, "overlapping": overlapping(e.program)}
+    return {
+        "optimizer_doc": doc,
+        "optimizer_call": call,
+        "overlapping": overlapping(e.program),
+        "copied": e.precision.copied,
+        "cast": e.precision.gradients != e.precision.master,
+        "narrow": e.precision.narrow and not e.precision.copied and not e.precision.mixed,
+        "loss_scale": e.scales_loss,
+    }
 
 
 def _checkpoints(e: SpaceTimeEmission) -> Context:
-    """How to continue, on a rank that may update nothing."""
+    """How to continue; a rank keeps weights that it does not update."""
     return {
         **training.CHECKPOINTS,
-        "inner": "inner",
-        "inners": "(optimizer.inner,) if optimizer.inner else ()",
-        "schedule": "schedule",
-        "schedules": "(optimizer.rates,) if optimizer.rates else ()",
-        "kept": True,
+        "kept": not e.precision.copied,
+        "masters": e.precision.copied,
+        "loss_scale": e.scales_loss,
         "overlapping": overlapping(e.program),
     }
 
@@ -190,7 +206,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")},
     ),
     section("Checkpoints of training, which any plan of the same model and batch can continue from."),
-    Feature("spacetime/training_state.jinja", lambda _: {}),
+    Feature("spacetime/training_state.jinja", lambda e: {"loss_scale": e.scales_loss}),
     Feature("checkpoints.jinja", _checkpoints, imports=lambda _: training.CHECKPOINT_IMPORTS),
     section("Data."),
     Feature(

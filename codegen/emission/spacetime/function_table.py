@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ....model.machine.precision import Precision
 from ..common.conversions import Used
 from ..common.rolled_lines import Number, Piece, mapped, numbers, shape, written
 from ..common.text import wrap
@@ -19,10 +20,11 @@ MOST_PARAMETERS = 4
 class Functions:
     """The functions of all segments of a program, by name. `bases`: the numbers with which each is called.
 
-    `fetches`: whether devices take weights from others.
+    `precision`: of the plan. `fetches`: whether devices take weights from others.
     """
 
     used: Used
+    precision: Precision
     fetches: bool = False
     names: dict[object, str] = field(default_factory=dict)
     codes: dict[str, Code] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Blocks(Registers):
         for segment in self.arranged.segments:
             merged = merge(flow, segment)
             self.merged |= merged
-            self.code[segment] = Segments(flow, segment, merged, functions.used).write()
+            self.code[segment] = Segments(flow, segment, merged, functions.used, functions.precision.narrow).write()
             functions.add(self.code[segment], _title(segment))
         self._number_equal_calls()
         self.find_lanes()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from ....formulation.spacetime.dtypes import PRECISE, constants, precise
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
@@ -25,6 +26,7 @@ from ..common.operator_calls import OperatorCall
 from ..common.regathered_weights import PRODUCTS
 from ..common.rolled_lines import COMMA, Number, Piece, line, mapped, mark, rolled
 from ..common.statements import FunctionWriter, Statement
+from ..common.text import enclosed
 from .data_flow import Flow
 from .segments import DeviceSegment
 
@@ -78,10 +80,18 @@ class Code:
 class Segments(FunctionWriter):
     """Writes the function of one segment."""
 
-    def __init__(self, flow: Flow, segment: DeviceSegment, merged: Mapping[Register, Register], used: Used) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        segment: DeviceSegment,
+        merged: Mapping[Register, Register],
+        used: Used,
+        narrow: bool,
+    ) -> None:
         pcg = flow.pcg
         super().__init__(pcg, _RESERVED, _roles(pcg))
         self.flow, self.segment, self.merged, self.used, self.pcg = flow, segment, merged, used, pcg
+        self.narrow = narrow
         self.inside = {flow.result(op): op for op in segment.ops if flow.result(op) is not None}
         self.made: dict[Any, int] = {}
         self.names: dict[tuple[Op, int], str] = {}
@@ -123,13 +133,14 @@ class Segments(FunctionWriter):
                 operands.append(self._argument(op, operand, register))
         if is_counted:
             operands.append(self._leaf(("count", op.node), "weight", f'at.counts["{op.of.name}"]', op.node))
+        operands = self._rounded(op, operands)
         call, node, entry = self._call(op), op.of, operator(op.of.op)
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
         deferred = op.split and any((op, p) in self.flow.made for p in weights)
 
         def render(texts: Sequence[str]) -> str:
             if not deferred:
-                return expression(call, texts)
+                return self._in_dtype(op.node, expression(call, texts))
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
             given = ", ".join(names[p] for p in (*values, *weights))
@@ -144,6 +155,39 @@ class Segments(FunctionWriter):
         statement = Statement(render, tuple(operands), kind, self._value_name(op.node), op.node)
         statement.without_gradient = self.recorded and self._unrecorded(op.node)
         self.made[op] = self.add(statement)
+
+    # Precision: constants are computed in at least float32 and rounded at the end
+
+    def _rounded(self, op: Op, operands: Sequence[int]) -> list[int]:
+        """The operands, with those in the compute dtype that are constants in at least float32."""
+        constant = constants(self.pcg)
+        if not self.narrow or constant[op.node]:
+            return [*operands]
+        found = []
+        for operand, source in zip(operands, op.of.inputs, strict=False):
+            if constant[source] and source in precise(self.pcg):
+                key = ("rounded", operand)
+                if key not in self.made:
+                    name = self._value_name(source)
+                    self.made[key] = self.add(Statement(_in_compute_dtype, (operand,), "convert", name, source))
+                operand = self.made[key]
+            found.append(operand)
+        return [*found, *operands[len(found) :]]
+
+    def _in_dtype(self, node: int, text: str) -> str:
+        """The text of a node, in the dtype of its register."""
+        found, nodes = self.pcg.nodes[node], self.pcg.nodes
+        if not self.narrow or found.dtype != "float32":
+            return text
+        wide = node in precise(self.pcg)
+        if constants(self.pcg)[node]:
+            exact = (text if wide else text.removesuffix(".to(self.dtype)")).replace("self.dtype", "at.precision")
+            return exact if wide else f"{enclosed(exact)}.to(at.dtype)"
+        if wide:
+            mixes = found.op not in PRECISE and not all(i in precise(self.pcg) for i in found.inputs)
+            return f"{enclosed(text)}.to(at.precision)" if mixes else text
+        whole = bool(found.inputs) and not any(nodes[i].dtype in FLOATS for i in found.inputs)
+        return f"{enclosed(text)}.to(at.dtype)" if whole and "self.dtype" not in text else text
 
     def _leaf(self, key: object, kind: str, text: str, node: int, name: str = "") -> int:
         """The statement of a text without operands, the same for the same key."""
@@ -191,7 +235,7 @@ class Segments(FunctionWriter):
         """The call of an operator. A product must not copy the operands that are fetched again for backward."""
         again = {register.tensor.node for register in self.flow.again(op)} if op.of.op in PRODUCTS else set()
         return replace(
-            operator_call(self.flow.graph, op.node, self.used, op.cuts),
+            operator_call(self.flow.graph, op.node, self.used, op.cuts, mixed=self.narrow),
             axes=tuple(f"at.{self._axis(op, cut)}" for cut in op.cuts),
             dropout_site=f"at.site_{op.of['site']}" if is_random(op.of) else "",
             regathered=frozenset(place for place, source in enumerate(op.of.inputs) if source in again),
@@ -234,16 +278,22 @@ class Segments(FunctionWriter):
         return sorted(outs, key=lambda out: out.gradients is None)
 
 
+def _in_compute_dtype(texts: Sequence[str]) -> str:
+    return f"{enclosed(texts[0])}.to(at.dtype)"
+
+
 # fmt: off
 _TAKEN = (  # attributes of `at`, and what its makers are called with
-    "at", "dtype", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self", "function", "where",
-    "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
+    "at", "dtype", "precision", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self",
+    "function", "where", "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
 )
 # fmt: on
 
 
-def operator_call(graph: Graph, index: int, used: Used, cuts: Sequence[Cut] = ()) -> OperatorCall:
-    """The call of a part of a node; its axes have no names yet."""
+def operator_call(
+    graph: Graph, index: int, used: Used, cuts: Sequence[Cut] = (), *, mixed: bool = False
+) -> OperatorCall:
+    """The call of a part of a node; its axes have no names yet. `mixed`: activations have 16 bits."""
     node, known = graph.pcg.nodes[index], graph.atoms
     return OperatorCall(
         node=node,
@@ -255,7 +305,7 @@ def operator_call(graph: Graph, index: int, used: Used, cuts: Sequence[Cut] = ()
         sizes=tuple(cut.parts for cut in cuts),
         axes=(),
         micro_batches=1,
-        mixed=False,
+        mixed=mixed,
         used=used,
     )
 
