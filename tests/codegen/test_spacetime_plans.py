@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import partita
 from partita import op_assign, op_trans, split
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
+from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import Trial, run, trial
+from partita.codegen.verification.worker import load_program, train
 from partita.formulation.pipeline.orders import Orders, Slot
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialized import Collective
@@ -75,8 +77,8 @@ def written(name: str, model: str = "", devices: int = 0) -> Graph:
 
 
 @cache
-def planned(name: str, model: str = "", devices: int = 0) -> SpaceTimePlan:
-    return space_time(written(name, model, devices), optimizer="adamw")
+def planned(name: str, model: str = "", devices: int = 0, dtype: str = "float32") -> SpaceTimePlan:
+    return space_time(written(name, model, devices), dtype=dtype, optimizer="adamw")
 
 
 # Programs
@@ -85,11 +87,11 @@ def planned(name: str, model: str = "", devices: int = 0) -> SpaceTimePlan:
 _TRUTHS: dict[tuple[str, int], Trial] = {}
 
 
-def judged(name: str, folder: Path, model: str = "", devices: int = 0) -> Trial:
+def judged(name: str, folder: Path, model: str = "", devices: int = 0, dtype: str = "float32") -> Trial:
     """The trial of a plan's program; what the module does is found once for each model and batch."""
-    plan = planned(name, model, devices)
+    plan = planned(name, model, devices, dtype)
     folder.mkdir(exist_ok=True)
-    path = folder / f"{name}_{model}_{devices}.py"
+    path = folder / f"{name}_{model}_{devices}_{dtype}.py"
     plan.emit(path)
     key = model or module_of(name).MODEL, plan.pcg.batch
     if key not in _TRUTHS:
@@ -111,6 +113,21 @@ def test_every_plan_computes_what_its_model_computes(name: str, tmp_path: Path) 
     holds(run([judged(name, tmp_path)])[0])
 
 
+@pytest.mark.parametrize("name", some(sorted(FILES, key=lambda name: (name != "tables_apart", name)), 40))
+def test_every_plan_computes_it_in_mixed_precision(name: str, tmp_path: Path) -> None:
+    """In float64 to the last places, in bfloat16 up to what is rounded there."""
+    made = judged(name, tmp_path, dtype="mixed-bfloat16")
+    holds(run([made])[0])
+    program = load_program(made.path)
+    state = {name: x.float() if x.is_floating_point() else x for name, x in made.state.items()}
+    found = run_threads(lambda _: train(program, state, made.batches, state, program.DTYPE), made.ranks)[0]
+    assert found is not None and found.losses == pytest.approx(made.truth.losses, rel=0.01)
+    norm = max(value.norm() for value in made.truth.gradients.values())
+    for weight, value in made.truth.gradients.items():
+        off = (found.gradients[weight].double() - value).norm() if weight in found.gradients else value.norm()
+        assert off <= 0.15 * value.norm() + 1e-3 * norm, weight
+
+
 @pytest.mark.parametrize("devices", some([4, 8], 2))
 @pytest.mark.parametrize("model", [GPT, MBART])
 @pytest.mark.parametrize("name", ["data_parallel", "interlaced"])
@@ -129,6 +146,30 @@ def test_plans_on_processes(tmp_path: Path) -> None:
 
 def test_programs_are_the_same_every_time() -> None:
     assert space_time(written("chimera"), optimizer="adamw").source() == planned("chimera").source()
+
+
+def test_attention_alone_is_recomputed() -> None:
+    graph = written("selective_recompute")
+    again = {op.of.name.partition("attention.")[2] for op in graph.forward if op.recomputed is not None}
+    assert {"query", "key", "value", "output"}.isdisjoint(again) and "mul" in again
+    assert all(op.recomputed is not None for op in graph.forward if op.of.op == "attention")
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "devices"),
+    [("tables_apart", ["token_embedding.weight"], 4), ("expert_devices", ["gate.weight", "up.weight"], 4)],
+)
+def test_weights_lie_on_devices_of_their_own(name: str, weights: list[str], devices: int) -> None:
+    kept: dict[bool, set[int | None]] = {True: set(), False: set()}
+    for op in planned(name).program.tasks.ops:
+        if op.phase is Phase.STORE and not op.of.name.endswith("down.weight"):
+            kept[op.of.name.endswith(tuple(weights))].add(op.device)
+    assert len(kept[True]) == devices and len(kept[False]) == 2 and kept[True].isdisjoint(kept[False])
+
+
+def test_a_stage_has_as_many_devices_as_the_plan_says() -> None:
+    found = {op.of.name: {part.device for part in op.graph.parts(op.node)} for op in written("unlike_stages").forward}
+    assert [len(found[name]) for name in ("token_embedding", "layers.0.down", "scores")] == [1, 4, 2]
 
 
 # What is sent
