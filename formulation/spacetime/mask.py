@@ -37,7 +37,7 @@ class Mask:
     def cut(self, letter: int, parts: int, number: int) -> Mask:
         """Part `number` of `parts` along one letter; R and B leave the mask whole.
 
-        Raises ValueError with the size if it is not divisible.
+        Sizes need not divide: the last part is then smaller. Raises ValueError with the size if it would be empty.
         """
         if letter == P:
             least, most = self.addends
@@ -47,10 +47,10 @@ class Mask:
             return self
         atom = atom_of(letter)
         start, stop = self.box[atom]
-        if (stop - start) % parts:
+        step = -(-(stop - start) // parts)  # as in the planner's layouts (`model.graph.layout.chunk`)
+        if step * (parts - 1) >= stop - start:
             raise ValueError(stop - start)
-        size = (stop - start) // parts
-        inner = (start + number * size, start + (number + 1) * size)
+        inner = (start + number * step, min(start + (number + 1) * step, stop))
         return replace(self, box=(*self.box[:atom], inner, *self.box[atom + 1 :]))
 
     @property

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ...model.errors import PartitaError
-from ...model.graph.layout import dual
+from ...model.graph.layout import atom_of, dual, is_split
 from ...model.graph.pcg import PCG, Node
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
@@ -177,6 +177,20 @@ class Op:
             letter = cut.row.output if operand is None else cut.row.inputs[operand]
             mask = mask.cut(dual(letter) if gradient else letter, cut.parts, cut.number)
         return mask
+
+    @property
+    def even(self) -> bool:
+        """True if its transformations cut every tensor into parts of one size."""
+        for operand, source in enumerate((*self.of.inputs, self.node)):
+            sizes = list(self.graph.atoms[source].sizes)
+            for cut in self.cuts:
+                letter = cut.row.output if source == self.node else cut.row.inputs[operand]
+                if is_split(letter):
+                    size, left = divmod(sizes[atom_of(letter)], cut.parts)
+                    if left:
+                        return False
+                    sizes[atom_of(letter)] = size
+        return True
 
     @property
     def reads(self) -> tuple[VTensor, ...]:

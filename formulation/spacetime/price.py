@@ -17,7 +17,7 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.layout import is_split
+from ...model.graph.layout import atom_of, is_split
 from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.machine import Machine
@@ -59,6 +59,7 @@ class Prices:
         self._roofline = Roofline(machine, self.precision.compute)
         self._constant = constants(graph.pcg)
         self._tasks: dict[object, int] = {}
+        self._even: dict[object, bool] = {}
 
     # Sizes
 
@@ -128,7 +129,10 @@ class Prices:
         """Time of a task. PartitaError: an unknown operator, a sparse gradient, a missing host link."""
         cuts = tuple((cut.row, cut.parts) for cut in op.cuts)
         split = op.forward is not None and op.forward.split
-        key = op.node, op.phase, cuts, split, op.region and op.region.sizes
+        if (op.node, cuts) not in self._even:
+            self._even[op.node, cuts] = op.even
+        numbers = () if self._even[op.node, cuts] else tuple(cut.number for cut in op.cuts)
+        key = op.node, op.phase, cuts, numbers, split, op.region and op.region.sizes
         if key not in self._tasks:
             self._tasks[key] = self._task_ns(op)
         return self._tasks[key]
@@ -230,8 +234,15 @@ class Prices:
         for cut in op.cuts if op.forward is None else op.forward.cuts:
             index = self._index(op.node, cut.row)
             if index and not index.startswith("@") and cut.parts > 1:  # a table split by rows still looks up all ids
-                parts[index] = parts.get(index, 1.0) / cut.parts
+                parts[index] = self._left(op, cut.row)
         return parts
+
+    def _left(self, op: Op, row: Row) -> float:
+        """The fraction that all cuts leave of the dimension that a row splits."""
+        letters = ((None, row.output), *enumerate(row.inputs))
+        operand, atom = next((place, atom_of(letter)) for place, letter in letters if is_split(letter))
+        source = op.node if operand is None else op.of.inputs[operand]
+        return op.mask(operand).sizes[atom] / self.graph.atoms[source].sizes[atom]
 
     def _index(self, node: int, row: Row) -> str:
         """The index that a row splits; for a user-defined row that of the derived row with its letters."""

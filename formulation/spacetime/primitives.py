@@ -6,9 +6,11 @@ for op in graph.forward:
 """
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import TypeAlias
 
 from ...model.errors import PartitaError
+from ...model.graph.layout import atom_of, is_split
 from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
@@ -21,8 +23,8 @@ Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     """Replace an operator by the parts of a transformation, in order and unassigned.
 
-    The vTensors of other operators stay as they are (§3.1). Raises PartitaError for an unknown dimension, a size that
-    is not divisible, or a transformation that is disproved.
+    The vTensors of other operators stay as they are (§3.1). Of sizes that do not divide the last part is smaller.
+    Raises PartitaError for an unknown dimension, more parts than entries, or a transformation that is disproved.
     """
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
@@ -42,7 +44,7 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
 
 
 def _parts(op: Op, transformation: Transformation) -> list[Op]:
-    """The parts of an operator. Raises PartitaError if they do not divide its tensors."""
+    """The parts of an operator. Raises PartitaError if some would be empty, or do not fit each other."""
     row, parts = transformation.row(op.graph, op.node), transformation.parts
     cuts = [Cut(row, parts, number, transformation.label) for number in range(parts)]
     made = [Op(op.graph, op.node, op.phase, (*op.cuts, cut)) for cut in cuts]
@@ -51,10 +53,22 @@ def _parts(op: Op, transformation: Transformation) -> list[Op]:
             made[0].mask(operand)
             made[0].mask(operand, gradient=True)
         except ValueError as error:
+            size = int(str(error))
             raise PartitaError(
-                f"{transformation.label}: {op.name} has {error} entries there, which {transformation.parts} parts "
-                "do not divide"
+                f"{transformation.label}: {op.name} has {size} entries there, too few for {parts} parts: of "
+                f"{ceil(size / parts)} each, the last would be empty"
             ) from None
+    sizes = {
+        op.mask(operand).sizes[atom_of(letter)]
+        for operand, letter in ((None, row.output), *enumerate(row.inputs))
+        if is_split(letter)
+    }
+    if len(sizes) > 1 and any(size % parts for size in sizes):
+        counts = " and ".join(map(str, sorted(sizes)))
+        raise PartitaError(
+            f"{transformation.label}: {op.name} has {counts} entries there, which {parts} parts do not divide alike: "
+            "operands and result would be cut at different places"
+        )
     return made
 
 

@@ -152,12 +152,12 @@ class Own:
 
 
 def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
-    """Split operators along a dimension into equal `parts`; operators without it are replicated.
+    """Split operators along a dimension into `parts`, equal if the size divides; operators without it are replicated.
 
     Given a list, each operator is split along the first dimension it has. If the dimension occurs several times
     (queries and keys, rows and columns of pairs), the first dim of the result is split. `split("batch", n)` on an
     operator without samples (a position table) makes its gradient partial. Raises PartitaError for a malformed
-    dimension; when applied, for an unknown one or one not divisible by `parts`.
+    dimension; when applied, for an unknown one or one too small for `parts`.
     """
     dims = tuple(dim) if isinstance(dim, list) else (dim,)
     if not dims or not all(map(_is_dim, dims)):

@@ -54,7 +54,8 @@ Orders = list[tuple[list[Op], list[Op]]]
 
 def net(rng: random.Random) -> PCG:
     """A look-up, then linears, products with itself, norms, residuals and dropout; a loss, or the sum of two."""
-    b, shape = Builder(BATCH), (BATCH, LENGTH, WIDTH)
+    batch = rng.choice((BATCH, BATCH, 5))  # five samples in unequal parts
+    b, shape = Builder(batch), (batch, LENGTH, WIDTH)
     ids = b.add("input", shape=shape[:2], name="ids", dtype="int64", batch_dim=0, high=5)
     found = [b.add("embedding", b.parameter("table", (5, WIDTH)), ids, shape=shape, name="embedding")]
     known: dict[str, int] = {}
@@ -118,10 +119,10 @@ def cut(ops: Sequence[Op], depth: int, rng: random.Random) -> list[Op]:
     """Operators that are parts of one, all cut alike, and their parts again."""
     legal = [row for row in rows(ops[0].graph.pcg, ops[0].node) if not row.special]
     ways: list[Transformation] = [split("batch", 2, "micro"), replicate(2, addends=True)]
-    how = rng.choice([*ways, *(Drawn(rng.choice(legal), rng.choice((2, 2, 4)), "part") for _ in range(4))])
+    how = rng.choice([*ways, *(Drawn(rng.choice(legal), rng.choice((2, 2, 3, 4)), "part") for _ in range(4))])
     try:
         parts = [part for op in ops for part in op_trans(op, how)] if depth else []
-    except PartitaError:  # sizes that do not divide
+    except PartitaError:  # parts that would be empty
         parts = []
     if not parts:
         return list(ops)

@@ -113,6 +113,17 @@ def test_parts_share_the_work(dim: str | tuple[str, int]) -> None:
     assert priced_on.task_ns(part) == pytest.approx(whole / 4, rel=0.02)
 
 
+def test_parts_of_unlike_sizes_cost_what_they_do() -> None:
+    made, prices = Graph(graph("chain")), Prices(Graph(graph("chain")), machine(1))
+    whole = prices.task_ns(made.forward[0])
+    batch = made.pcg.batch
+    parts = op_trans(made.forward[0], split("batch", 3))
+    sizes = [part.mask(None).sizes[0] for part in parts]
+    assert len({*sizes}) == 2 and sum(sizes) == batch
+    for part, size in zip(parts, sizes, strict=True):
+        assert prices.task_ns(part) == pytest.approx(whole * size / batch, rel=0.05)
+
+
 def test_a_transformation_of_ones_own_is_priced_by_what_it_splits() -> None:
     made = Graph(graph("chain"), prover=lambda rule: "")
     prices = Prices(made, machine(1))

@@ -23,6 +23,7 @@ from partita.formulation.spacetime.primitives import (
 from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.tasks import Tasks, tasks
 from partita.formulation.spacetime.transformation import replicate, split, split_value, transformation
+from partita.formulation.strategies.row import Row
 from partita.model.errors import PartitaError
 from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, R, S
@@ -416,11 +417,38 @@ def test_an_operator_transformed_after_it_was_ordered() -> None:
         op_order(ops["loss"], backward or [])
 
 
+def test_sizes_that_do_not_divide() -> None:
+    """Parts have ⌈n/p⌉ entries but the last, in operands, results and their gradients; parts of parts as well."""
+    graph = Graph(mlp())
+    ops = named(graph)
+    parts = op_trans(ops["up"], split("batch", 3))
+    assert [part.mask(None).box for part in parts] == [((0, 3), (0, 6)), ((3, 6), (0, 6)), ((6, 8), (0, 6))]
+    assert all(part.mask(0).box[0] == part.mask(None, gradient=True).box[0] for part in parts)
+    first, second = op_trans(parts[0], split("batch", 2))
+    assert (first.mask(0).box[0], second.mask(0).box[0]) == ((0, 2), (2, 3))
+    assert not first.even and all(part.even for part in op_trans(ops["relu"], split("batch", 4)))
+    assert not any(part.even for part in op_trans(ops["down"], split("batch", 3)))
+
+
+def test_sizes_that_do_not_divide_alike() -> None:
+    class Unlike:
+        """Splits 8 samples of the operand and 6 columns of the result."""
+
+        parts, label = 3, "unlike"
+
+        def row(self, graph: Graph, node: int) -> Row:
+            return Row((S(0), R), S(1))
+
+    graph = Graph(mlp())
+    with pytest.raises(PartitaError, match="up forward has 6 and 8 entries there, which 3 parts do not divide alike"):
+        op_trans(named(graph)["up"], Unlike())
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (split("batch", 3), "batch: up forward has 8 entries there, which 3 parts do not divide"),
-        (split("o", 4), "o: up forward has 6 entries there, which 4 parts do not divide"),
+        (split("batch", 5), "batch: up forward has 8 entries there, too few for 5 parts: of 2 each, the last would be"),
+        (split("o", 4), "o: up forward has 6 entries there, too few for 4 parts: of 2 each, the last would be empty"),
         (split("q", 2), "linear 'up' has no dimension 'q': it has batch, o, i"),
         (split(2, 2), "linear 'up' has no dimension 2: it has batch, o, i"),
         (split(("nothing", 0), 2), "no tensor 'nothing' in the graph"),

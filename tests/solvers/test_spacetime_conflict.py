@@ -198,10 +198,10 @@ def test_addends_that_are_all_the_whole() -> None:
         op_trans(graph.forward[0], transformation(["whole", "whole"], "addends", 2, "twice"))
 
 
-def test_a_split_that_does_not_divide() -> None:
+def test_a_part_that_would_be_empty() -> None:
     graph = Graph(chain())
-    with pytest.raises(PartitaError, match="batch: l0 forward has 8 entries there, which 3 parts do not divide"):
-        op_trans(graph.forward[0], split("batch", 3))
+    with pytest.raises(PartitaError, match="batch: l0 forward has 8 entries there, too few for 5 parts: of 2 each"):
+        op_trans(graph.forward[0], split("batch", 5))
 
 
 def test_an_order_of_what_is_transformed_afterwards() -> None:

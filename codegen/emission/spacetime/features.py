@@ -44,18 +44,18 @@ class SpaceTimeEmission:
     @cached_property
     def swaps(self) -> bool:
         """True if activations of some operators are offloaded."""
-        return any(op.swapped for op in self._forward)
+        return any(op.swapped for op in self.forward)
 
     @cached_property
     def splits_backward(self) -> bool:
-        return any(op.split for op in self._forward)
+        return any(op.split for op in self.forward)
 
     @property
     def scales_loss(self) -> bool:
         return self.precision.compute == "float16"
 
     @property
-    def _forward(self) -> list[Op]:
+    def forward(self) -> list[Op]:
         return [op for op in self.program.tasks.ops if op.phase is Phase.FORWARD]
 
 
@@ -71,6 +71,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "narrow": e.precision.narrow,
         "widened": e.precision.gradients != e.precision.compute,
         "loss_scale": e.scales_loss,
+        "uneven": not all(op.even for op in e.forward),
     }
 
 

@@ -118,7 +118,9 @@ class Registers:
         register = self.alias.get(register, register)
         store, name, last = self.store(register), self.name(register), self.is_last_read(register)
         if self.is_kept(register):
-            return f"run.model.parts[{name}]" if store == "w" and name in self.live[store] else f"{store}[{name}]"
+            if name not in self.live[store]:
+                return f"{store}[{name}]"
+            return f"run.model.parts[{name}]" if store == "w" else f"run.model.new({name})"  # what came has this name
         if not last:
             return f"{store}[{name}]"
         self.forget(register)
