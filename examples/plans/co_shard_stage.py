@@ -32,8 +32,7 @@ def plan(graph, devices, micros=MICROS, shards=SHARDS):
             op_assign(pieces, device)
             parts[-1] += pieces
             if dim is not None:
-                block = ".".join(op.of.path.split(".")[:4])  # as stages.0.blocks.1
-                blocks.setdefault((block, dim, device, op.coordinate("micro")), []).append(pieces)
+                blocks.setdefault((op.layer, dim, device, op.coordinate("micro")), []).append(pieces)
     for block in blocks.values():
         groups = list(zip(*block))  # one group of operators per shard
         for ops in groups:
