@@ -273,10 +273,15 @@ def streams_by_part(network: Network) -> tuple[dict[int, WindowStreams], dict[in
 
 def window_streams(network: Network, assignment: Sequence[int]) -> list[list[int]]:
     """For every window the ns of each of its streams under an assignment."""
-    return [
-        [sum(table.item(k, *(assignment[v] for v in scope)) for scope, table in terms) for k in range(window.streams)]
-        for window, terms in zip(network.windows, window_terms(network), strict=True)
-    ]
+    found = []
+    for window, terms in zip(network.windows, window_terms(network), strict=True):
+        sums = [0] * window.streams
+        for scope, table in terms:
+            options = [assignment[v] for v in scope]
+            for k in range(len(sums)):
+                sums[k] += table.item(k, *options)
+        found.append(sums)
+    return found
 
 
 def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:

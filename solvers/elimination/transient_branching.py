@@ -1,9 +1,12 @@
 """Branch and bound over the largest transient use of networks with windows, whose label lists grow too long.
 
 Solutions of τ in [lo, hi] leave M_0 - lo for what is kept, and no switch uses more than hi. A node is an interval: the
-network relaxed over it (`transient_relaxation.py`) is priced, windows included, and copies of chains are raised to what
-they cost with at most hi. Prices say how the bound moves with either end, which cuts off the parts of the interval that
-are as dear as the incumbent; the rest is halved. Solutions on the way, and their crossovers, are incumbents.
+network relaxed over it (`transient_relaxation.py`) is priced, windows included. Prices say how the bound moves with
+either end, which cuts off the parts of the interval that are as dear as the incumbent, and both ends move to uses that
+what is left of the circuit can have. The rest is split between the mean use of the relaxed solution and its largest:
+below, what mixes little with much is forbidden, above, it is paid. Copies of chains are raised to what they cost with
+at most hi where that may be enough, or nothing is left to split. Solutions on the way, and their crossovers, are
+incumbents.
 """
 
 import heapq
@@ -14,32 +17,38 @@ from ..protocol import Limits, OutOfTimeError, Search
 from .circuit import Circuit
 from .copy_costs import raise_copies
 from .memory_price import Price
-from .transient_relaxation import Groups, Interval, relax_interval
-from .window_relaxation import price_windows
+from .transient_relaxation import Groups, Interval, relax_interval, snapped, transient_levels
+from .window_relaxation import WindowPrice, price_windows
 
-_NARROWED = 0.5  # share of an interval that is left where it is priced again, not halved
-_CLOSE = 1e-3  # share of the capacity: shorter intervals are not halved
+_NARROWED = 0.5  # share of an interval that is left where it is priced again, not split
+_CLOSE = 1e-3  # share of the capacity: shorter intervals are not split
+_NEAR = 0.5  # of the gap of the search: how far below the ceiling a bound may be for copies to raise it
+_PART = 0.01  # share of a solution in the relaxed one, from which it counts
 _UNMOVED = 0.2  # share of the work, after which branching ends if neither the bound nor the incumbent is better
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Node:
-    """Solutions whose largest transient use is in an interval cost at least `bound`; `prices` are the first to try."""
+    """Solutions whose largest transient use is in an interval cost at least `bound`.
+
+    `prices` are the first to try. `settled`: branching can raise the bound no more.
+    """
 
     bound: int
     interval: Interval
     prices: tuple[float, ...] = ()
+    settled: bool = False
 
 
 def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work: float) -> None:
     """Raise the bound of `search` by branching over the largest transient use, and offer solutions.
 
     `circuit` has its transient use, and all solutions below the ceiling. Ends after `most_work` of the search, after a
-    fifth of what is left of that if nothing came of it, or where intervals are too short to be halved.
+    part of what is left of that if nothing came of it, or where intervals are too short to be split.
     """
     before, first = (search.bound, search.objective), search.work + _UNMOVED * (most_work - search.work)
-    capacity = circuit.network.capacities[0]
-    nodes, short = [_Node(search.bound, Interval(0, capacity))], search.ceiling
+    whole = snapped(Interval(0, circuit.network.capacities[0]), transient_levels(circuit))
+    nodes, settled = [_Node(search.bound, whole)] if whole.low <= whole.high else [], search.ceiling
     while nodes and not search.done:
         if search.work >= (first if (search.bound, search.objective) == before else most_work):
             break
@@ -50,15 +59,15 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work
             except OutOfTimeError:
                 return
             for part in parts:
-                if part.interval.high - part.interval.low < _CLOSE * capacity:
-                    short = min(short, part.bound)
+                if part.settled:
+                    settled = min(settled, part.bound)
                 else:
                     heapq.heappush(nodes, part)
-        search.raise_bound(min([short, search.ceiling, *(n.bound for n in nodes[:1])]))
+        search.raise_bound(min([settled, search.ceiling, *(n.bound for n in nodes[:1])]))
 
 
 def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, left: float) -> list[_Node]:
-    """The nodes that are left of one after it is priced: itself if its interval got shorter, or its halves.
+    """The nodes that are left of one after it is priced: itself if its interval got shorter, or its parts.
 
     Copies are raised by at most the work that is `left`, pricing included.
     """
@@ -67,25 +76,41 @@ def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, left:
     limits = Limits(search.left, cutoff=min(known, default=None), gap=search.limits.gap, prices=node.prices)
     inner = Search(search.network, limits, search.source)
     found = price_windows(relaxed, inner)
-    if found is None:
-        return []
-    if inner.bound < search.ceiling:
-        reach = min(search.ceiling - 1, relaxed.max_cost)
-        small = found.restricted(reach, inner.until)
-        if small is None:
-            return []
-        raise_copies(small, found, groups, inner, reach, interval=node.interval, most_work=left)
     if inner.assignment is not None:
         search.offer(inner.assignment)
-    bound, interval = max(node.bound, inner.bound), _shortened(node.interval, groups, found.price, search.ceiling)
-    if bound >= search.ceiling or interval.low > interval.high:
+    reach = min(search.ceiling - 1, relaxed.max_cost)
+    small = None if found is None or inner.bound > reach else found.restricted(reach, inner.until)
+    if found is None or small is None:
         return []
+    levels, shortest = transient_levels(small), _CLOSE * circuit.network.capacities[0]
+    interval = snapped(_shortened(node.interval, groups, found.price, search.ceiling), levels)
     length, before = (each.high - each.low for each in (interval, node.interval))
-    if length <= _NARROWED * before:
+    if length < 0:
+        return []
+    bound = max(node.bound, inner.bound)
+    near = search.ceiling - bound <= _NEAR * search.limits.gap * abs(search.ceiling)
+    if length <= _NARROWED * before and before >= shortest and not near:
         return [_Node(bound, interval, inner.prices)]
-    middle = (interval.low + interval.high) // 2
-    halves = Interval(interval.low, middle), Interval(middle + 1, interval.high)
-    return [_Node(bound, half, inner.prices) for half in halves]
+    if near or length < shortest:
+        raise_copies(small, found, groups, inner, reach, interval=node.interval, most_work=left)
+        if inner.assignment is not None:
+            search.offer(inner.assignment)
+        bound = max(bound, inner.bound)
+    if length < shortest:
+        return [_Node(bound, interval, settled=True)]
+    at = _between(found, groups, interval)
+    parts = (snapped(part, levels) for part in (Interval(interval.low, at), Interval(at + 1, interval.high)))
+    return [_Node(bound, part, inner.prices) for part in parts if part.low <= part.high]
+
+
+def _between(found: WindowPrice, groups: Groups, interval: Interval) -> int:
+    """Where to split: between the mean transient use of the relaxed solution and its largest, or in the middle."""
+    count = len(groups)
+    uses = [max(total // len(g) for total, g in zip(cut[-count:], groups, strict=True)) for cut in found.cuts]
+    mean = sum(share * use for share, use in zip(found.mix, uses, strict=True))
+    most = max((use for share, use in zip(found.mix, uses, strict=True) if share > _PART), default=0)
+    at = floor(mean + most) // 2
+    return at if interval.low <= at < interval.high else (interval.low + interval.high) // 2
 
 
 def _shortened(interval: Interval, groups: Groups, price: Price, ceiling: int) -> Interval:

@@ -159,21 +159,16 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     if not search.done and not limits.rough and windows:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
-        _raise_copies(best, groups, search)
-        if limits.quick:
-            _branch(best, groups, search)
+        _branch(best, groups, search)
+        if not search.done:
+            _raise_copies(best, groups, search)
     if search.bound >= INFINITE:
         return _without_solution(search, "no solution, by branching over transient use")
     if search.done:
         return search.finish(_DONE if search.bound >= search.ceiling else STOPPED)
-    if limits.rough or (limits.quick and not groups):
+    if limits.rough or (limits.quick and (windows or not groups)):
         return search.finish(PRICED)
-    solution = _list(search, solve, circuit, groups, best)
-    if search.done or limits.quick or not windows or solution.status is Status.INFEASIBLE:
-        return solution
-    before = search.bound, search.objective
-    _branch(best, groups, search)  # lists that are short are faster
-    return solution if (search.bound, search.objective) == before else _list(search, solve, circuit, groups, best)
+    return _list(search, solve, circuit, groups, best)
 
 
 def _list(search: Search, solve: _Solve, circuit: Circuit, groups: Groups, best: WindowPrice) -> Solution:

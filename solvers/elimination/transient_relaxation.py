@@ -5,7 +5,9 @@
 Each group has a row of its own in place of capacity 0, so that prices weight the groups. If the largest transient use
 is known to be in [lo, hi], lo is subtracted from capacity 0, and what exceeds hi is forbidden:
 
-    use_0(x) ≤ M_0 - lo;   Σ_(s ∈ g) extra_s(x) ≤ |g| hi   ∀ g;   no entry of extra_s exceeds hi   (interval)
+    use_0(x) ≤ M_0 - lo;   Σ_(s ∈ g) extra_s(x) ≤ |g| hi   ∀ g;   no entry forces extra_s beyond hi   (interval)
+
+besides the means, which hold as well: where lo and hi are far apart they bound more than both ends.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from .kernels import Floats
 Groups = Sequence[frozenset[int]]  # of switches, by their variables
 
 _MAX_GROUPS = 3
+_LEVELS = 1 << 10  # parts of the capacity, of which transient uses are told apart
 _ALIKE = 1.5  # largest ratio of successive transient uses in a group
 
 
@@ -102,29 +105,92 @@ def unrelaxed(circuit: Circuit, groups: Groups) -> Circuit:
 
 
 def relax_interval(circuit: Circuit, groups: Groups, interval: Interval) -> Circuit:
-    """The circuit relaxed over an interval of the largest transient use: the capacities, then a row for each group."""
+    """The circuit relaxed over an interval of the largest transient use.
+
+    Its rows are the capacities, then the mean of each group, then its sum.
+    """
 
     def relaxed(f: Factor) -> Factor:
         if f.use is None and f.extra is None:
             return f
         row = _row(f, groups)
-        key = id(f.time), id(f.use), id(f.extra), row
+        others = rest.get(id(f), np.zeros(0))
+        key = id(f.time), id(f.use), id(f.extra), row, others.tobytes()
         if key not in known:
-            use = np.zeros((*f.time.shape, width + len(groups)))
+            use = np.zeros((*f.time.shape, width + 2 * len(groups)))
             if f.use is not None:
                 use[..., :width] = f.use
+                use[..., width : width + len(groups)] = f.use[..., :1]
             if row >= 0:
-                use[..., width + row] = f.extra
-            time = f.time if f.extra is None else np.where(f.extra > interval.high, np.inf, f.time)
+                use[..., width + row] += share(f, groups[row])
+                use[..., width + len(groups) + row] = f.extra
+            time = f.time if f.extra is None else np.where(f.extra + others > interval.high, np.inf, f.time)
             known[key] = time, use
         time, use = known[key]
         return replace(f, time=time, use=use)
 
-    known: dict[tuple[int, int, int, int], tuple[Floats, Floats]] = {}
+    known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+    rest = _least_rest(circuit)
     width = len(circuit.network.capacities)
     first, *others = circuit.network.capacities
-    rows = (first - interval.low, *others, *(len(group) * interval.high for group in groups))
+    rows = (first - interval.low, *others, *[first] * len(groups), *(len(group) * interval.high for group in groups))
     return with_factors(circuit, rows, [relaxed(f) for f in circuit.factors])
+
+
+def _of_switches(circuit: Circuit) -> list[list[Factor]]:
+    """The factors with transient use of each switch; equal copies once."""
+    factors: dict[int, list[Factor]] = {}
+    for f in circuit.factors:
+        if f.extra is not None:
+            factors.setdefault(f.scope[0], []).append(f)
+    return list(factors.values())
+
+
+def _least_rest(circuit: Circuit) -> dict[int, Floats]:
+    """For every factor with transient use, by id, what the others of its switch use at least: [modes, 1, ...]."""
+    found = {}
+    for own in _of_switches(circuit):
+        uses = [np.where(f.time < np.inf, f.extra, np.inf) for f in own]
+        least = [use.min(axis=tuple(range(1, use.ndim))) for use in uses]
+        for k, f in enumerate(own):
+            rest = sum((m for other, m in enumerate(least) if other != k), np.zeros(len(f.time)))
+            found[id(f)] = rest.reshape(-1, *[1] * (f.time.ndim - 1))
+    return found
+
+
+def transient_levels(circuit: Circuit) -> tuple[Interval, ...]:
+    """Where the transient use of a switch can lie: disjoint intervals, ascending.
+
+    Uses closer than a small share of the capacity are in one interval.
+    """
+    apart, found = circuit.network.capacities[0] // _LEVELS, list[Floats]()
+    for own in _of_switches(circuit):
+        for mode in range(len(own[0].time)):
+            sums = np.zeros((1, 2))
+            for f in own:
+                assert f.extra is not None
+                uses = np.unique(f.extra[mode][f.time[mode] < np.inf])
+                sums = _joined((sums[:, None] + uses[None, :, None]).reshape(-1, 2), apart)
+            found.append(sums)
+    ends = _joined(np.concatenate(found or [np.zeros((1, 2))]), apart).astype(np.int64).tolist()
+    return tuple(Interval(low, high) for low, high in ends)
+
+
+def snapped(interval: Interval, levels: Sequence[Interval]) -> Interval:
+    """The interval from the first to the last transient use in it that some level has; empty if none has."""
+    met = [Interval(max(interval.low, x.low), min(interval.high, x.high)) for x in levels]
+    met = [x for x in met if x.low <= x.high]
+    return Interval(met[0].low, met[-1].high) if met else Interval(interval.high + 1, interval.high)
+
+
+def _joined(intervals: Floats, apart: int) -> Floats:
+    """Intervals [N, 2], ascending, those closer than `apart` joined."""
+    if not len(intervals):
+        return intervals
+    intervals = intervals[np.argsort(intervals[:, 0])]
+    ends = np.maximum.accumulate(intervals[:, 1])
+    starts = np.flatnonzero(np.concatenate([[True], intervals[1:, 0] > ends[:-1] + apart]))
+    return np.stack([intervals[starts, 0], np.maximum.reduceat(intervals[:, 1], starts)], axis=1)
 
 
 def relaxed_use(
@@ -135,9 +201,8 @@ def relaxed_use(
         return tuple(use)
     needs = extras(network, assignment)
     first, sums = use[0] - max(needs.values(), default=0), [sum(needs[z] for z in group) for group in groups]
-    if interval is not None:
-        return (first, *use[1:], *sums)
-    return (*(first + total // len(group) for total, group in zip(sums, groups, strict=True)), *use[1:])
+    means = [first + total // len(group) for total, group in zip(sums, groups, strict=True)]
+    return (*means, *use[1:]) if interval is None else (first, *use[1:], *means, *sums)
 
 
 def share(f: Factor, group: frozenset[int]) -> Floats:

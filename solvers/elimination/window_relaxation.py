@@ -45,13 +45,15 @@ _NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from whi
 class WindowPrice:
     """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions.
 
-    They are of `circuit`, which has all solutions below the ceiling of the search.
+    They are of `circuit`, which has all solutions below the ceiling of the search. `mix` are the shares that these
+    solutions have in the relaxed one.
     """
 
     circuit: Circuit
     weights: Weights
     price: Price
     cuts: tuple[tuple[int, ...], ...] = ()
+    mix: tuple[float, ...] = ()
 
     def restricted(self, reach: int, until: float) -> Circuit | None:
         """The circuit without what is in no solution of cost up to `reach`; None if nothing is left."""
@@ -94,6 +96,7 @@ class Cuts:
         self.capacities = np.array(circuit.network.capacities, np.float64)
         self.box = np.zeros(len(self.capacities))  # largest prices
         self.rows: list[tuple[int, ...]] = []
+        self.mix: tuple[float, ...] = ()  # of the rows, at the highest point
         most = max((table.max(initial=0) for f in circuit.factors for _, table in f.streams), default=0)
         self._grain = float(min(_GRAIN, 2 ** max(0, 51 - ceil(log2(2 + most)))))
 
@@ -168,6 +171,7 @@ class Cuts:
         )
         if answer.x is None:  # HiGHS may give up
             return self.first(), -np.inf
+        self.mix = tuple((-answer.ineqlin.marginals).tolist())
         point = np.maximum(answer.x[1:], 0.0)
         point[self.size :] *= self.box
         return point, float(answer.x[0]) * scale
@@ -230,7 +234,9 @@ class _Pricing:
             idle = 0 if risen > _LITTLE * gain else idle + 1
         if len(self.fitting) > 1 and not search.done:
             cross(self.fitting, search)
-        return replace(self.best, cuts=tuple(self.solutions))
+        before, after = len(self.solutions) - len(cuts.rows), len(cuts.rows) - len(cuts.mix)
+        mix = (*[0.0] * before, *cuts.mix, *[0.0] * after)
+        return replace(self.best, cuts=tuple(self.solutions), mix=mix)
 
     def _closed(self) -> WindowPrice | None:
         """The result where the circuit has no solution: all others reach the ceiling."""
@@ -258,7 +264,7 @@ class _Pricing:
             return False
         small.__dict__["max_cost"] = self.circuit.max_cost  # bounds what may be searched, not what is left
         self.circuit = self.cuts.circuit = small
-        self.reach, self.cuts.rows, self.best = reach, [], None
+        self.reach, self.cuts.rows, self.cuts.mix, self.best = reach, [], (), None
         left = self._evaluate(self.point)
         self.best = self.best or best
         return left
@@ -284,7 +290,7 @@ class _Pricing:
         if use or search.better(cost + search.network.constant):
             found = relaxed.decode(now.slots)
             self.fitting[fits] = found
-            if fits:
+            if fits and search.better(cost + search.network.constant):
                 search.offer(found)
         return True
 
