@@ -22,6 +22,7 @@ from .kernels import Floats, Ints
 from .tables import Tables, backward, forward
 
 _State = TypeVar("_State", bound=Hashable)
+_DIGITS = 12  # of the highest price, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +145,15 @@ class Circuit:
         return self._sum([f.use for f in self.factors], lambda use: use.max(initial=0))
 
     def exact_price(self, price: Sequence[float]) -> tuple[float, ...]:
-        """The price rounded so that totals are exact in floats: equal tables then compare equal."""
+        """The price rounded so that totals are exact in floats, as far as that leaves it some digits.
+
+        Equal tables then compare equal. Of large networks the sums of all largest entries, which no solution comes
+        near, are beyond what is exact at any useful price.
+        """
         largest = 1.0 + abs(self.max_cost) + self.negative_cost + sum(price) * self.max_use
         grain = 2.0 ** min(1000, floor(51 - log2(largest)))
+        if (highest := max(price, default=0.0)) > 0:
+            grain = max(grain, 2.0 ** min(1000, _DIGITS - floor(log2(highest))))
         return tuple(ceil(p * grain) / grain for p in price)
 
     @property

@@ -94,3 +94,13 @@ def test_parts_without_an_edge_between_them_meet() -> None:
     assert fastest(network, list_within(*given)) == (time[:, None] + more[None])[fits].min()
     with mock.patch.object(labels, "_stem", lambda circuit: -1), pytest.raises(TooManyError):
         list_within(*given)
+
+
+def test_prices_keep_their_digits_beside_options_that_cost_too_much() -> None:
+    """The sum of the largest costs, which no solution comes near, says nothing of how fine a price must be."""
+    costs, uses = np.array([0, 3, 1 << 50], np.int64), np.array([[8], [0], [0]], np.int64)
+    network = Network(tuple(Variable(f"v{k}", costs, uses) for k in range(3)), (), capacities=(8,))
+    circuit = compile_network(network)
+    (price,) = circuit.exact_price((0.375,))
+    assert circuit.exact and price == 0.375  # 3 ns for 8 bytes
+    assert at_price(circuit, (0.375,)).bound == 6 == evaluate(network, (0, 1, 1)).cost
