@@ -92,7 +92,7 @@ class _Streams:
         start = self.first[own[0][0]]
         key = *(x for w, table in own for x in (self.first[w] - start, id(table))), *entry
         if key not in self.known:
-            added = [(self.first[w] - start + k, ns) for w, t in own for k, ns in enumerate(t[:, *entry].tolist())]
+            added = [(self.first[w] - start + k, t[k].item(*entry)) for w, t in own for k in range(len(t))]
             self.known[key] = [(stream, ns) for stream, ns in added if ns]
         self.moved.extend((start + stream, place, sign * ns) for stream, ns in self.known[key])
 

@@ -137,22 +137,22 @@ def relax_interval(circuit: Circuit, groups: Groups, interval: Interval) -> Circ
     return with_factors(circuit, rows, [relaxed(f) for f in circuit.factors])
 
 
-def _of_switches(circuit: Circuit) -> list[list[Factor]]:
-    """The factors with transient use of each switch; equal copies once."""
-    factors: dict[int, list[Factor]] = {}
+def _of_switches(circuit: Circuit) -> list[list[tuple[Factor, Floats]]]:
+    """The factors with transient use of each switch, and that; equal copies once."""
+    found: dict[int, list[tuple[Factor, Floats]]] = {}
     for f in circuit.factors:
         if f.extra is not None:
-            factors.setdefault(f.scope[0], []).append(f)
-    return list(factors.values())
+            found.setdefault(f.scope[0], []).append((f, f.extra))
+    return list(found.values())
 
 
 def _least_rest(circuit: Circuit) -> dict[int, Floats]:
     """For every factor with transient use, by id, what the others of its switch use at least: [modes, 1, ...]."""
     found = {}
     for own in _of_switches(circuit):
-        uses = [np.where(f.time < np.inf, f.extra, np.inf) for f in own]
+        uses = [np.where(f.time < np.inf, extra, np.inf) for f, extra in own]
         least = [use.min(axis=tuple(range(1, use.ndim))) for use in uses]
-        for k, f in enumerate(own):
+        for k, (f, _) in enumerate(own):
             rest = sum((m for other, m in enumerate(least) if other != k), np.zeros(len(f.time)))
             found[id(f)] = rest.reshape(-1, *[1] * (f.time.ndim - 1))
     return found
@@ -165,11 +165,10 @@ def transient_levels(circuit: Circuit) -> tuple[Interval, ...]:
     """
     apart, found = circuit.network.capacities[0] // _LEVELS, list[Floats]()
     for own in _of_switches(circuit):
-        for mode in range(len(own[0].time)):
+        for mode in range(len(own[0][0].time)):
             sums = np.zeros((1, 2))
-            for f in own:
-                assert f.extra is not None
-                uses = np.unique(f.extra[mode][f.time[mode] < np.inf])
+            for f, extra in own:
+                uses = np.unique(extra[mode][f.time[mode] < np.inf])
                 sums = _joined((sums[:, None] + uses[None, :, None]).reshape(-1, 2), apart)
             found.append(sums)
     ends = _joined(np.concatenate(found or [np.zeros((1, 2))]), apart).astype(np.int64).tolist()
