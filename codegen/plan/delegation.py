@@ -24,6 +24,7 @@ _FUNCTIONS = {
     "plan_from_json": "plan.plan_file:from_json",
     "plan_to_json": "plan.plan_file:to_json",
     "save": "plan.plan_file:save",
+    "space_time_graph": "plan.spacetime_graph:space_time_graph",
     "space_time_timeline": "report.spacetime_trace:timeline",
     "summary": "report.summary:summary",
     "verify": "verification.verify:verify",

@@ -32,6 +32,7 @@ from .delegation import call
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...formulation.spacetime.graph import Graph
     from ...model.capture.objective import Loss, TrainedModule
     from .delegation import Parallel, ParallelGraph
 
@@ -227,6 +228,14 @@ class Plan:
     def parallel_graph(self) -> ParallelGraph:
         """The PCG with parallel operators, priced to the same step. PartitaError: the plan is a pipeline."""
         graph: ParallelGraph = call("parallel_graph", self)
+        return graph
+
+    def space_time_graph(self) -> Graph:
+        """The plan as `op_trans`, `op_assign` and `in_order` would have written it, to change and check again.
+
+        `partita.space_time(graph, machine)` checks it. PartitaError: a choice that these primitives cannot express.
+        """
+        graph: Graph = call("space_time_graph", self)
         return graph
 
     def save(self, path: Path | str) -> None:

@@ -134,10 +134,13 @@ def split_backward(ops: Ops) -> None:
         op.split = True
 
 
-def place(graph: Graph, name: str, transformation: Transformation | None, devices: Sequence[int]) -> None:
+def place(
+    graph: Graph, name: str, transformation: Transformation | Sequence[Transformation] | None, devices: Sequence[int]
+) -> None:
     """Keep the parts of a parameter between steps one on each device; by default it lies with its readers.
 
-    Operators fetch the parts that their device lacks before they run, and release them afterwards (ZeRO-3).
+    Several transformations are applied one after the other, each to the parts of the one before. Operators fetch the
+    parts that their device lacks before they run, and release them afterwards (ZeRO-3).
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:
@@ -145,8 +148,10 @@ def place(graph: Graph, name: str, transformation: Transformation | None, device
         raise PartitaError(f"no parameter {name!r} in the graph{did_you_mean(name, known, 3)}")
     if any(store.node == index for store in graph.stores):
         raise PartitaError(f"{name!r} has a place already")
-    whole = Op(graph, index, Phase.STORE)
-    parts = [whole] if transformation is None else _parts(whole, transformation)
+    parts = [Op(graph, index, Phase.STORE)]
+    several = transformation if isinstance(transformation, Sequence) else [transformation]
+    for each in filter(None, several):
+        parts = [part for op in parts for part in _parts(op, each)]
     if len(parts) != len(devices):
         raise PartitaError(f"{name!r} has {len(parts)} parts and {len(devices)} devices")
     where = caller()

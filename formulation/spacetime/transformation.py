@@ -151,6 +151,18 @@ class Own:
         return S(found.of_dim(how).start)
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One of an operator's own rows, as a planner chose it; of a parameter, the letter by which it is cut."""
+
+    given: Row
+    parts: int
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        return self.given
+
+
 def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
     """Split operators along a dimension into `parts`, equal if the size divides; operators without it are replicated.
 
