@@ -24,6 +24,7 @@ from ...formulation.spacetime.transformation import Chosen, Transformation, repl
 from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import row_names, rows, rows_taken
 from ...model.errors import PartitaError
+from ...model.graph.constants import built_once
 from ...model.graph.layout import B, Layout, S, atom_of, is_split
 from ...model.graph.segments import segments
 from ...model.graph.sparse_tables import sparse_tables
@@ -144,13 +145,16 @@ class _Stage:
 
 
 def _transform(made: Graph, micro_batches: int, parts: Sequence[_Stage]) -> None:
+    """Cut and assign all operators; what depends on no input is computed once, for all micro-batches."""
+    constants = built_once(made.pcg)
     for op in made.forward:
+        once = op.node in constants
         computing = [part for part in parts if op.node in part.own]
         copies = [op] if len(computing) == 1 else op_trans(op, replicate(len(computing), label=STAGE))
         for part, copy in zip(computing, copies, strict=True):
-            micros = [copy] if micro_batches == 1 else op_trans(copy, split("batch", micro_batches, MICRO))
-            for micro in micros:
-                part.ops += part.assign(micro, op.node)
+            micros = [copy] if once or micro_batches == 1 else op_trans(copy, split("batch", micro_batches, MICRO))
+            cut = [made_part for micro in micros for made_part in part.assign(micro, op.node)]
+            part.ops += [] if once else cut
 
 
 def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
