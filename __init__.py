@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     )
     from .formulation.pipeline.schedule import Schedule, register_schedule
     from .formulation.spacetime.graph import Graph
-    from .formulation.spacetime.primitives import op_assign, op_order, op_trans, place, recompute, split_backward, swap
+    from .formulation.spacetime.primitives import (
+        op_assign,
+        op_join,
+        op_order,
+        op_trans,
+        place,
+        recompute,
+        split_backward,
+        swap,
+    )
     from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
     from .formulation.spacetime.transformation import replicate, split, split_value, transformation
     from .model.capture.capture import capture
@@ -48,7 +57,7 @@ _NAMES = {
     ".formulation.pipeline.orders": "chimera gpipe interlaced interleaved one_f_one_b Slot three_f_one_b zero_bubble",
     ".formulation.pipeline.schedule": "register_schedule Schedule",
     ".formulation.spacetime.graph": "Graph",
-    ".formulation.spacetime.primitives": "op_assign op_order op_trans place recompute split_backward swap",
+    ".formulation.spacetime.primitives": "op_assign op_join op_order op_trans place recompute split_backward swap",
     ".formulation.spacetime.stages": "evenly in_order layers passes stages",
     ".formulation.spacetime.transformation": "replicate split split_value transformation",
     ".model.capture.capture": "capture",
@@ -86,6 +95,7 @@ __all__ = [
     "load_plan",
     "one_f_one_b",
     "op_assign",
+    "op_join",
     "op_order",
     "op_trans",
     "optimize",

@@ -29,6 +29,7 @@ from ...model.graph.layout import B, Layout, S, atom_of, is_split
 from ...model.graph.segments import segments
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import stage
+from ...model.options import times
 from .choice import Choice
 from .plan import Plan
 from .spacetime_plan import graph
@@ -128,9 +129,11 @@ class _Stage:
         if special is not None:
             name, known = pcg.nodes[at].name, zip(row_names(pcg, at), rows(pcg, at), strict=True)
             others = ", ".join(name for name, row in known if not row.special)
+            sizes = self.plan.placement.sizes
+            fixed = f"{name}={','.join(['ROW'] * len(sizes))}"
             raise PartitaError(
-                f"{pcg.nodes[at].op} {name!r} has the strategy {special}, which communicates within the operator: no "
-                f"transformation does. Plan again with --fix {name}=ROW, one of {others}"
+                f"{pcg.nodes[at].op} {name!r} has the strategy {special}, which communicates within the operator, as "
+                f"no transformation does: plan again with --mesh {times(sizes)} --fix {fixed}, of the rows {others}"
             )
         return found
 
@@ -138,7 +141,13 @@ class _Stage:
         """An operator, cut along every axis of the mesh, each part on its rank."""
         parts = [op]
         for (_, name, size), row in zip(self.axes, self.rows(index), strict=True):
-            parts = [part for each in parts for part in op_trans(each, Chosen(row, size, name))]
+            try:
+                parts = [part for each in parts for part in op_trans(each, Chosen(row, size, name))]
+            except PartitaError as error:
+                raise PartitaError(
+                    f"{error}: space-time plans have equal parts. Plan again with --mesh or --micro-batches of sizes "
+                    f"that divide it, or with another --fix {op.of.name}=ROW"
+                ) from error
         for part, rank in zip(parts, self.ranks.ravel().tolist(), strict=True):
             op_assign(part, rank)
         return iter(parts)

@@ -4,7 +4,7 @@ A user's plan transforms it; `tasks` reads the result. Backward, recomputation a
 forward operators (SuperScaler, section 5).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -185,6 +185,7 @@ class Graph:
             if op not in known:
                 known[op] = copy(op)
                 known[op].graph = made
+                known[op].into = tuple(map(of, op.into))
                 known[op].forward = op.forward and of(op.forward)
             return known[op]
 
@@ -202,21 +203,23 @@ class Graph:
         self._count += 1
         return self._count
 
-    def replace(self, op: Op, parts: list[Op]) -> None:
-        """Replace `op` by `parts`. Raises PartitaError if it was replaced before."""
-        ops = self._forward.get(op.node, []) if op.phase is Phase.FORWARD else self._updates.get(op.node, [])
-        if op.gone or op not in ops:
-            raise PartitaError(f"{op.name} was transformed before: transform its parts")
-        at = ops.index(op)
-        ops[at : at + 1] = parts
-        op.gone = True
+    def replace(self, old: Sequence[Op], new: Sequence[Op]) -> None:
+        """Put operators in the place of others of the same node. PartitaError: one of these was replaced before."""
+        ops = (self._forward if old[0].phase is Phase.FORWARD else self._updates)[old[0].node]
+        for op in old:
+            if op.gone or op not in ops:
+                raise PartitaError(f"{op.name} was transformed before: transform its parts")
+        at = ops.index(old[0])
+        ops[at : at + 1] = new
+        for op in old:
+            op.into = tuple(new)
+        ops[:] = [op for op in ops if not op.gone]
 
     def renewed(self, node: int) -> Op:
         """The update of a parameter, whole again: what a plan made of it is replaced."""
-        for op in self._updates[node]:
-            op.gone = True
-        self._updates[node] = [Op(self, node, Phase.UPDATE)]
-        return self._updates[node][0]
+        whole = Op(self, node, Phase.UPDATE)
+        self.replace([*self._updates[node]], [whole])
+        return whole
 
     def prove(self, node: int, row: Row, label: str) -> None:
         """Raise PartitaError, with the reason, unless a user-defined row is proved."""

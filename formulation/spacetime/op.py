@@ -6,6 +6,7 @@ An `Op` is one task: it computes a part of a node, on one device, at one time.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -55,12 +56,12 @@ class Op:
 
     `node`: its node in the graph's PCG (for an update or a store, the parameter). `cuts`: the applied transformations,
     outermost first. `forward`: the forward operator of a backward, recomputation, offload or reload. `number`: order of
-    creation within the graph. `gone`: replaced by its parts.
+    creation within the graph. `into`: what replaced it, its parts or what it was joined into; empty if it is current.
     """
 
     # fmt: off
     __slots__ = (
-        "_device", "assigned", "cuts", "forward", "gone", "graph", "group", "made", "node", "number", "phase", "region",
+        "_device", "assigned", "cuts", "forward", "graph", "group", "into", "made", "node", "number", "phase", "region",
         "split", "swapped",
     )
     # fmt: on
@@ -69,7 +70,7 @@ class Op:
         self.graph, self.node, self.phase, self.cuts, self.forward = graph, node, phase, cuts, forward
         self._device: int | None = None
         self.number = graph.count()
-        self.gone = False
+        self.into: tuple[Op, ...] = ()
         self.made: Site | None = None  # the call that made this part
         self.assigned: Site | None = None  # the last call that assigned it to its device
         self.split = False  # forward operators: the backward is two operators
@@ -157,9 +158,25 @@ class Op:
         return self.graph.derived(self, Phase.RECOMPUTE)
 
     @property
+    def gone(self) -> bool:
+        """True if other operators replaced it."""
+        return bool(self.into)
+
+    @property
     def replaced(self) -> bool:
-        """True if op-trans replaced it, or its forward operator, by parts."""
+        """True if other operators replaced it, or its forward operator."""
         return self.gone or (self.forward is not None and self.forward.gone)
+
+    @property
+    def current(self) -> Iterator[Op]:
+        """The operators that it has become: itself, or those that replaced it; of a derived one those of its phase."""
+        own = self.forward or self
+        if not own.gone:
+            yield self
+        for op in own.into:
+            for now in op.current:
+                derived = now if self.forward is None else self.graph.derived(now, self.phase)
+                yield from () if derived is None else (derived,)
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.device is None else f' on {self.device}'}>"

@@ -6,6 +6,7 @@ for op in graph.forward:
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from math import ceil
 from typing import TypeAlias
 
@@ -23,8 +24,9 @@ Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     """Replace an operator by the parts of a transformation, in order and unassigned.
 
-    The vTensors of other operators stay as they are (§3.1). Of sizes that do not divide the last part is smaller.
-    Raises PartitaError for an unknown dimension, more parts than entries, or a transformation that is disproved.
+    The vTensors of other operators stay as they are (§3.1). Of sizes that do not divide the last part is smaller. Orders
+    of the operator hold for its parts. Raises PartitaError for an unknown dimension, more parts than entries, or a
+    transformation that is disproved.
     """
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
@@ -39,7 +41,42 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     for part in made:
         part.made = where
         part.split, part.swapped, part.group = op.split, op.swapped, op.group
-    op.graph.replace(op, made)
+    op.graph.replace([op], made)
+    return made
+
+
+def op_join(ops: Iterable[Op]) -> Op:
+    """Undo transformations: the operator that these parts are all parts of, in their place and unassigned.
+
+    It can be transformed in another way; what its parts are ordered after and before, it is too. It is recomputed,
+    swapped or split into two backwards if all parts are, in one group. Raises PartitaError for parts of several
+    operators, and if some are missing.
+    """
+    parts = listed(ops)
+    if not parts:
+        raise PartitaError("op_join joins the parts of an operator, and there are none")
+    first = parts[0]
+    for op in parts:
+        if op.phase not in (Phase.FORWARD, Phase.UPDATE):
+            raise PartitaError(f"{op.name} follows from its forward operator: join the parts of that one")
+        if op.graph is not first.graph or (op.node, op.phase) != (first.node, first.phase):
+            raise PartitaError(f"{first.name} and {op.name} are not parts of one operator")
+        if op.gone:
+            raise PartitaError(f"{op.name} was replaced before: join the operators that are there now")
+    shared = [
+        cuts[0] for cuts in takewhile(lambda cuts: len({*cuts}) == 1, zip(*(op.cuts for op in parts), strict=False))
+    ]
+    every = [op for op in first.graph.parts(first.node) if [*op.cuts[: len(shared)]] == shared]
+    missing = [op for op in every if op not in parts]
+    if missing:
+        raise PartitaError(f"{first.name} is joined with all parts of the same operator: {missing[0].name} is missing")
+    made, where = Op(first.graph, first.node, first.phase, tuple(shared)), caller()
+    made.made = where
+    for name in ("split", "swapped", "group"):
+        values = {getattr(op, name) for op in parts}
+        if len(values) == 1:
+            setattr(made, name, values.pop())
+    first.graph.replace(parts, [made])
     return made
 
 

@@ -78,14 +78,18 @@ def tasks(graph: Graph) -> Tasks:
     needs: list[Need] = []
     if not problems:
         needs, problems = _needs(graph, ops, reached)
-    live: list[Order] = []
-    for order in graph.orders:
-        stale = next((op for op in (*order.first, *order.second) if op.replaced), None)
-        if stale is None:
-            live.append(order)
-        else:
-            problems.append(told(order.where, f"{stale.name} was transformed after it was ordered: order its parts"))
-    return Tasks(graph, ops, tuple(needs), tuple(live), tuple(problems))
+    orders = tuple(map(_current, graph.orders))
+    return Tasks(graph, ops, tuple(needs), orders, tuple(problems))
+
+
+def _current(order: Order) -> Order:
+    """The order of what its operators have become."""
+    if not any(op.replaced for op in (*order.first, *order.second)):
+        return order
+    first, second = (
+        tuple(dict.fromkeys(now for op in ops for now in op.current)) for ops in (order.first, order.second)
+    )
+    return Order(first, second, order.where)
 
 
 def gradients_reach(pcg: PCG) -> frozenset[int]:

@@ -111,10 +111,11 @@ def at_random(
     chunks: int = 1,
     optimizer: str = "adamw",
     recompute: bool = False,
+    special: bool = True,
 ) -> PipelinePlan:
     """A plan of `graph` (the whole batch) with any legal choices, on a mesh of `size` stages by `sizes`.
 
-    `recompute`: some segments are computed again, drawn too.
+    `recompute`: some segments are computed again, drawn too. Without `special`, none but rows from index notation.
     """
     machine = Machine.adhoc((size * prod(sizes),))
     part, line = stage_machine(machine, (size,)), transfer_price(machine, (size,))
@@ -128,7 +129,7 @@ def at_random(
             i: layout for i in inner.of("parameter") if (layout := _stored(plans, inner, {}).get(inner.nodes[i].name))
         }
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
-        chosen = drawn(inner, sizes, rng, wishes)
+        chosen = drawn(inner, sizes, rng, wishes if special else plain(inner, sizes, rng) | wishes)
         if schedule_named(schedule).double_buffered:  # keeps gradients and states beside the weights
             chosen = tuple(replace(choice, sharded_gradients=False, offloaded=False) for choice in chosen)
         flying = schedule_named(schedule).in_flight(size, chunks, micros, number)
@@ -140,6 +141,17 @@ def at_random(
             )
         )  # fmt: skip
     return PipelinePlan(small, machine, (size,), cuts, tuple(plans), schedule_named(schedule), chunks)
+
+
+def plain(graph: PCG, sizes: tuple[int, ...], rng: random.Random) -> dict[int, list[int]]:
+    """For nodes with special strategies, the numbers of other rows."""
+    found = {}
+    for index in range(len(graph.nodes)):
+        known = rows(graph, index)
+        if any(row.special for row in known):
+            numbers = [number for number, row in enumerate(known) if not row.special and row.index is None]
+            found[index] = [rng.choice(numbers) for _ in sizes]
+    return found
 
 
 def _received(before: Sequence[Plan], graph: PCG) -> dict[str, tuple[str, ...]]:

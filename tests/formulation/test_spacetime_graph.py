@@ -13,6 +13,7 @@ from partita.formulation.spacetime.mask import Mask, meet, takes, whole
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.primitives import (
     op_assign,
+    op_join,
     op_order,
     op_trans,
     place,
@@ -400,21 +401,78 @@ def test_a_tensor_of_which_a_part_is_not_made() -> None:
     )
 
 
-def test_an_operator_transformed_after_it_was_ordered() -> None:
+def test_orders_hold_for_the_parts_of_an_operator() -> None:
     graph = Graph(mlp())
     ops = named(graph)
     op_assign(graph.forward, 0)
     backward = ops["up"].backward
-    op_order(ops["down"], ops["residual"])
-    op_order(ops["loss"].backward or [], backward or [])
-    for part in op_trans(ops["up"], replicate(2)):
-        op_assign(part, 0)
-    found = tasks(graph)
-    assert len(found.problems) == 1 and len(found.orders) == 1
-    assert found.problems[0].endswith("up backward was transformed after it was ordered: order its parts")
-    assert found.problems[0].startswith("test_spacetime_graph.py:")
+    op_order(ops["loss"].backward, backward)
+    parts = op_trans(ops["up"], replicate(2))
+    op_assign(parts, 0)
+    (order,) = tasks(graph).orders
+    assert order.first == (ops["loss"].backward,)
+    assert order.second == tuple(part.backward for part in parts)
+    (copied,) = tasks(graph.copy()).orders
+    assert [op.name for op in copied.second] == [op.name for op in order.second]
     with pytest.raises(PartitaError, match="up backward was transformed: order its parts"):
-        op_order(ops["loss"], backward or [])
+        op_order(ops["loss"], backward)
+
+
+def test_parts_are_joined_and_cut_in_another_way() -> None:
+    graph = Graph(mlp())
+    ops = named(graph)
+    micros = op_trans(ops["up"], split("batch", 2, "micro"))
+    columns = [part for micro in micros for part in op_trans(micro, split("o", 2))]
+    split_backward(columns)
+    op_order(columns[:2], columns[2:])
+    joined = op_join(columns[2:])
+    assert joined.name == "up forward (micro 2/2)" and joined.device is None and joined.split
+    assert graph.find("up") == (*columns[:2], joined)
+    samples = op_trans(joined, split("batch", 4))
+    assert graph.find("up") == (*columns[:2], *samples)
+    op_assign(graph.forward, 0)
+    (order,) = tasks(graph).orders
+    assert order.first == tuple(columns[:2]) and order.second == tuple(samples)
+    whole = op_join(graph.find("up"))
+    assert whole.name == "up forward" and graph.find("up") == (whole,)
+
+
+def test_updates_are_joined_too() -> None:
+    graph = Graph(mlp())
+    (update, _) = graph.optimizer
+    joined = op_join(op_trans(update, replicate(2)))
+    assert graph.optimizer[0] is joined and joined.name == update.name
+
+
+def test_a_recomputed_operator_is_joined() -> None:
+    graph = Graph(mlp())
+    ops = named(graph)
+    halves = op_trans(ops["up"], split("batch", 2))
+    recompute([*halves, ops["relu"]])
+    assert op_join(halves).group == ops["relu"].group == 1
+    others = op_trans(ops["down"], split("batch", 2))
+    for half in others:
+        recompute(half)
+    assert op_join(others).group is None
+
+
+def test_what_cannot_be_joined() -> None:
+    graph = Graph(mlp())
+    ops = named(graph)
+    up, down = op_trans(ops["up"], split("batch", 2)), op_trans(ops["down"], split("batch", 4))
+    with pytest.raises(PartitaError, match="there are none"):
+        op_join([])
+    with pytest.raises(PartitaError, match=r"batch 1/2\) and down forward \(batch 1/4\) are not parts of one operator"):
+        op_join([up[0], down[0]])
+    with pytest.raises(PartitaError, match=r"of the same operator: down forward \(batch 3/4\) is missing"):
+        op_join(down[:2])
+    backward = up[0].backward
+    assert backward is not None
+    with pytest.raises(PartitaError, match="follows from its forward operator"):
+        op_join([backward])
+    op_join(up)
+    with pytest.raises(PartitaError, match=r"up forward \(batch 1/2\) was replaced before"):
+        op_join(up)
 
 
 def test_sizes_that_do_not_divide() -> None:

@@ -14,7 +14,7 @@ from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.listing import listing, table
 from partita.formulation.spacetime.names import layer_in, layer_of
 from partita.formulation.spacetime.op import Op
-from partita.formulation.spacetime.primitives import op_assign, op_trans, place
+from partita.formulation.spacetime.primitives import op_assign, op_join, op_trans, place
 from partita.formulation.spacetime.site import caller, told
 from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.transformation import Dim, replicate, split, split_value, transformation
@@ -116,11 +116,7 @@ def test_every_name_that_is_listed_can_be_split(model: str) -> None:
                 for operand in (None, *(range(len(op.of.inputs)) if op.is_forward else ()))
             )
             count += 1
-            op.gone = False
-            graph._forward[op.node] = [op] if op.is_forward else []
-            if not op.is_forward:
-                graph._updates[op.node] = [op]
-                del graph._forward[op.node]
+            op = op_join(parts)
     assert count > len(graph.ops)
     assert json.dumps([entry.to_json() for entry in listed.values()])
 

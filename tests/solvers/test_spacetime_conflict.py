@@ -206,10 +206,13 @@ def test_a_part_that_would_be_empty() -> None:
 
 def test_an_order_of_what_is_transformed_afterwards() -> None:
     graph, (l0, l1, _) = on_one_device()
-    op_order(l0, l1)
+    op_order(l1, l0)
     op_trans(l0, split("batch", 2))
     op_assign(graph.parts(l0.node), 0)
-    assert refused(graph) == ["op_order: l0 forward was transformed after it was ordered: order its parts"]
+    assert refused(graph) == [
+        "l1 forward needs l0, from l0 forward (batch 1/2)",
+        "op_order: l1 forward before l0 forward (batch 1/2)",
+    ]
 
 
 # Several producers
