@@ -60,8 +60,7 @@ def space_time_graph(plan: Plan) -> Graph:
         _recompute(made, part)
         if plan.schedule.splits_backward and part.number:  # nobody waits for what the first stage sends back
             split_backward(part.ops)
-    if plan.size > 1:
-        in_order(plan.orders, [part.ops for part in parts], MICRO)
+    in_order(plan.orders, [part.ops for part in parts], MICRO)
     return made
 
 

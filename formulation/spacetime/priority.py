@@ -1,7 +1,8 @@
 """Default priorities of unordered tasks: depth first, one micro-batch after the other.
 
 Parts of an operator on the same device are split in time: accumulated micro-batches run forward 0, backward 0,
-forward 1, backward 1. Within a micro-batch, forwards run in topological order and backwards in reverse.
+forward 1, backward 1. Within a micro-batch, forwards run in topological order, then backwards in reverse: also where
+other devices are in their backwards already, which may wait for those of all.
 """
 
 from collections import Counter, defaultdict
@@ -15,17 +16,8 @@ from .transformation import splits
 Label: TypeAlias = tuple[str, int]
 """A transformation's label and its occurrence number on the operator."""
 
-_CLASS = {
-    Phase.STORE: 0,
-    Phase.RECOMPUTE: 1,
-    Phase.OFFLOAD: 1,
-    Phase.RELOAD: 1,
-    Phase.BACKWARD: 1,
-    Phase.WEIGHT: 1,
-    Phase.FORWARD: 2,
-    Phase.UPDATE: 3,
-    Phase.KEEP: 4,
-}
+_ENDS = {Phase.STORE: 0, Phase.UPDATE: 2, Phase.KEEP: 3}  # before and after all micro-batches, which are 1
+_TURN = {Phase.OFFLOAD: 0} | dict.fromkeys((Phase.FORWARD, *_ENDS), 1)  # 2: what belongs to backward
 _AFTER = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # recomputation and reload of a node come before its backward
 
 
@@ -33,10 +25,11 @@ def priorities(tasks: Tasks) -> list[int]:
     """A rank per task; of the ready tasks the lowest runs first."""
     times, last = _times(tasks), len(tasks.graph.pcg.nodes)
 
-    def key(at: int) -> tuple[int, tuple[int, ...], int, int, int]:
+    def key(at: int) -> tuple[int, tuple[int, ...], int, int, int, int]:
         op = tasks.ops[at]
-        node = last - op.node if _CLASS[op.phase] == 1 else op.node
-        return _CLASS[op.phase], times[at], node, _AFTER.get(op.phase, 0), at
+        turn = _TURN.get(op.phase, 2)
+        node = last - op.node if turn == 2 else op.node
+        return _ENDS.get(op.phase, 1), times[at], turn, node, _AFTER.get(op.phase, 0), at
 
     found = [0] * len(tasks.ops)
     for rank, at in enumerate(sorted(range(len(tasks.ops)), key=key)):

@@ -72,6 +72,15 @@ def test_parts_on_other_devices_are_no_parts_in_time() -> None:
     assert short(completed(graph), 1, "batch") == "F2.0 F2.oss B2.oss B2.0 F3.0 F3.oss B3.oss B3.0"
 
 
+def test_a_device_goes_forward_before_it_goes_back_for_others() -> None:
+    """Device 1 begins what device 0 ends: it would wait for a gradient that is ready long after its own forward is."""
+    graph = Graph(chain(2))
+    for op in graph.forward:
+        for number, part in enumerate(op_trans(op, split("batch", 2))):
+            op_assign(part, 1 - number if op.of.name == "l0" else number)
+    assert short(completed(graph), 1, "batch") == "F0.0 F1.1 F1.oss B1.oss B1.1 B0.0"
+
+
 @pytest.mark.parametrize("micro_first", [True, False])
 def test_micro_batches_come_before_other_parts_in_time(micro_first: bool) -> None:
     """Co-shard: each micro-batch in two parts of columns one after the other, whichever split was made first."""
