@@ -9,7 +9,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zero-bubble")
 Edit = Callable[[Graph, random.Random], None]
 
 
-def random_plan(rng: random.Random) -> Plan:
+def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
     """A plan whose choices the primitives can express, as far as drawing alone can see to it."""
-    name, micros = rng.choice(MODELS), rng.choice((1, 2, 4))
+    name, micros = rng.choice(models), rng.choice((1, 2, 4))
     graph = captured(name, 8)
     if rng.random() < 0.5:
         sizes = rng.choice(((2,), (4,), (2, 2)))

@@ -1,0 +1,230 @@
+"""Planners' plans as space-time plans: they are valid, compute what the model does, and can be changed."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita import op_assign, op_join, op_trans, split
+from partita.codegen.plan.choice import Choice
+from partita.codegen.plan.plan import Plan
+from partita.codegen.pricing.stage_price import stage_price
+from partita.formulation.placement.placement import Placement
+from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.materialized import Run
+from partita.formulation.spacetime.op import Phase
+from partita.formulation.spacetime.tasks import tasks
+from partita.model.errors import PartitaError
+from partita.model.graph.batch import with_batch
+from partita.model.graph.builder import Builder
+from partita.model.graph.constants import built_once
+from partita.model.graph.layout import B, P, S
+from partita.model.graph.pcg import PCG
+from partita.model.machine.machine import Machine
+from partita.model.zoo import build
+
+from ..levels import EXHAUSTIVE, example_count, some
+from .conftest import machine_of
+from .conversions import MODELS, changed, checked, converted, random_plan, trained
+from .pipelines import captured, piped
+
+PIPELINES: list[tuple[str, dict[str, Any]]] = [
+    ("bert-large", {"schedule": "interleaved", "chunks": 2}),
+    ("gpt2", {}),
+    ("mixtral-8x7b", {"schedule": "eager-1f1b"}),
+    ("mlp", {"schedule": "zero-bubble"}),
+    ("llama-7b", {"schedule": "gpipe", "recompute": "full"}),
+    ("mbart-4.7b", {"recompute": "full"}),
+]
+
+
+def planned(name: str, machine: tuple[int, ...] = (4,), **options: Any) -> Plan:
+    module, inputs = build(name, small=True)
+    given: dict[str, Any] = {"batch": 8, "workers": 1, "dropout": "counters", **options}
+    return partita.optimize(module, inputs, partita.Machine.adhoc(machine), **given)
+
+
+@pytest.mark.parametrize("name", some(["mlp", "candle-uno", "dlrm", "bert-large", "llama-7b", "mbart-4.7b"], every=6))
+def test_a_plan_of_one_stage_is_verified(name: str) -> None:
+    plan = planned(name, (2, 2), stages=1, micro_batches=2, recompute="full")
+    made = partita.space_time(plan.space_time_graph(), plan.machine)
+    verdict = made.verify(steps=2)
+    assert verdict["ok"], verdict["failure"]
+
+
+@pytest.mark.parametrize(("name", "options"), some(PIPELINES))
+def test_a_pipeline_is_verified(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    plan = piped(captured(name, 8), (2, 2), (2, 1), 4, **options)
+    graph = plan.space_time_graph()
+    trained(checked(graph, plan.ranks), tmp_path)
+    starts = [op.of.name for op in graph.orders[0].first]
+    assert starts[0] in {node.name for node in plan.stages[0].graph.nodes}
+    assert any(op.split for op in graph.forward) == (options.get("schedule") == "zero-bubble")
+    assert any(op.group for op in graph.forward) == ("recompute" in options)
+
+
+def test_any_choices_convert_and_any_changes_are_refused_or_right(tmp_path: Path) -> None:
+    """`python -m tests.codegen.conversions` runs hundreds."""
+    refused = 0
+    for seed in range(example_count(18, 6)):
+        plan = random_plan(random.Random(seed), MODELS if EXHAUSTIVE else ("mlp",))
+        graph = converted(plan)
+        if isinstance(graph, str):
+            assert "space-time plans have equal parts" in graph
+            continue
+        trained(checked(graph, plan.ranks), tmp_path)
+        refusal = changed(graph, seed)
+        try:
+            trained(checked(graph, plan.ranks), tmp_path)
+        except PartitaError as error:
+            refusal = refusal or str(error)
+        refused += bool(refusal)
+    assert refused < 10
+
+
+# One choice at a time
+
+
+def chain(width: int) -> PCG:
+    """loss = Σ down(up(x)) of 8 samples."""
+    b = Builder(8)
+    h = b.input("x", (8, 4))
+    for name, shape in (("up", (width, 4)), ("down", (4, width))):
+        h = b.add("linear", h, b.parameter(f"{name}.weight", shape), shape=(8, shape[0]), name=name)
+    return b.build(b.add("sum", h, shape=(), dims=(0, 1), keepdim=False, name="loss"))
+
+
+def by_samples(sizes: tuple[int, ...] = (2,), micro_batches: int = 1, width: int = 6, **weight: Any) -> Plan:
+    """Data parallelism; `weight`: what is chosen for the first weight."""
+    graph = chain(width)
+    choices = []
+    for index, node in enumerate(graph.nodes):
+        letters = {"input": S(0), "parameter": B, "sum": P}.get(node.op, S(0))
+        inputs = tuple((B if graph.nodes[i].op == "parameter" else S(0),) * len(sizes) for i in node.inputs)
+        choice = Choice(inputs, (letters,) * len(sizes))
+        choices.append(replace(choice, **weight) if node.name == "up.weight" else choice)
+        assert index == len(choices) - 1
+    place = Placement(sizes, tuple((size,) for size in sizes))
+    machine = replace(machine_of(sizes), device=Machine.load("v100-32gb").device)
+    return Plan(with_batch(graph, 8 // micro_batches), machine, place, micro_batches, tuple(choices))
+
+
+def held(graph: Graph, phase: Phase, name: str = "up.weight") -> dict[int | None, str]:
+    return {op.device: str(op.mask(None)) for op in tasks(graph).ops if op.phase is phase and op.of.name == name}
+
+
+def test_weights_lie_with_their_readers() -> None:
+    graph = by_samples((2, 2), 2).space_time_graph()
+    assert not graph.stores
+    assert held(graph, Phase.UPDATE) == dict.fromkeys(range(4), "[0:6, 0:4]")
+    parts = [(op.name, op.device) for op in graph.find("up")]
+    assert parts[0] == ("up forward (micro 1/2, data 1/2, data2 1/2)", 0)
+    assert parts[-1] == ("up forward (micro 2/2, data 2/2, data2 2/2)", 3)
+
+
+def test_weights_that_are_stored_split_are_placed(tmp_path: Path) -> None:
+    """ZeRO-3."""
+    plan = by_samples((2, 2), output=(S(0), S(1)))
+    graph = plan.space_time_graph()
+    found = {0: "[0:3, 0:2]", 1: "[0:3, 2:4]", 2: "[3:6, 0:2]", 3: "[3:6, 2:4]"}
+    assert held(graph, Phase.STORE) == held(graph, Phase.UPDATE) == found
+    trained(checked(graph, 4), tmp_path)
+
+
+@pytest.mark.parametrize("output", [(B, S(1)), (S(1), B)])
+def test_sharded_states_split_updates(tmp_path: Path, output: tuple[int, int]) -> None:
+    """ZeRO-1, of a weight that is split over the other axis."""
+    graph = by_samples((2, 2), output=output, sharded_states=True).space_time_graph()
+    devices = (0, 1, 2, 3) if output[0] == B else (0, 2, 1, 3)
+    boxes = ("[0:3, 0:2]", "[0:3, 2:4]", "[3:6, 0:2]", "[3:6, 2:4]")
+    assert held(graph, Phase.UPDATE) == dict(zip(devices, boxes, strict=True))
+    trained(checked(graph, 4), tmp_path)
+
+
+def test_a_weight_that_is_stored_in_unequal_parts_is_split_where_it_divides() -> None:
+    graph = by_samples((2,), width=7, output=(S(0),)).space_time_graph()
+    assert held(graph, Phase.STORE) == {0: "[0:7, 0:2]", 1: "[0:7, 2:4]"}
+
+
+def test_constants_are_computed_once_a_step() -> None:
+    plan = planned("llama-7b", (2,), stages=1, micro_batches=2)
+    parts = partita.space_time(plan.space_time_graph(), plan.machine).program.tasks.graph
+    assert len(parts.find("cos")) == 2 and len(parts.find("layers.0.up")) == 4
+
+
+@pytest.mark.parametrize("name", some(["gpt2", "llama-7b", "mixtral-8x7b"]))
+def test_kernels_cost_what_they_do_in_the_plan(name: str) -> None:
+    plan = planned(name, (4,), stages=1, micro_batches=2)
+    price, found = stage_price(plan), partita.space_time(plan.space_time_graph(), plan.machine).prediction
+    once = {plan.graph.nodes[i].name for i in built_once(plan.graph)}
+    ours, theirs = defaultdict[Any, int](int), defaultdict[Any, int](int)
+    for item in price.items:
+        if item.part == "compute":
+            theirs[plan.graph.nodes[item.node].name, item.phase] += item.total_ns
+    for timed in found.devices[0]:
+        if isinstance(timed.instruction, Run) and timed.ns:
+            op = timed.instruction.op
+            ours[op.of.name, op.phase.value] += timed.ns
+    for (node, phase), ns in theirs.items():
+        assert ours[node, phase] == pytest.approx(ns, abs=4), (node, phase)
+    kernels = {key for key in ours if key[1] in ("forward", "backward") and key[0] not in once}
+    assert kernels <= set(theirs)
+
+
+# What is refused
+
+
+def refusal(plan: Plan) -> str:
+    found = converted(plan)
+    assert isinstance(found, str)
+    return found
+
+
+def test_what_the_primitives_cannot_say_is_refused_by_name() -> None:
+    assert refusal(by_samples(output=(B,), offloaded=True)) == (
+        "the optimizer states of 'up.weight' are on the host, for which space-time plans have no primitive: plan again "
+        "with --no-offload"
+    )
+    assert refusal(by_samples((3,))) == (
+        "data: up forward has 8 entries there, which 3 parts do not divide: space-time plans have equal parts. Plan "
+        "again with --mesh or --micro-batches of sizes that divide it, or with another --fix up=ROW"
+    )
+
+
+def test_special_strategies_are_refused_with_the_rows_that_there_are_instead() -> None:
+    plan = planned("gpt2", (2,), mesh=(2,), stages=1, micro_batches=1, fix={"cross_entropy": "vocabulary"})
+    assert refusal(plan) == (
+        "cross_entropy 'cross_entropy' has the strategy vocabulary, which communicates within the operator, as no "
+        "transformation does: plan again with --mesh 2 --fix cross_entropy=ROW, of the rows R, B, n:0, n:1"
+    )
+
+
+def test_pipelines_that_are_refused() -> None:
+    graph = captured("gpt2", 8)
+    assert "compute" in refusal(piped(graph, (2, 2), (2, 1), 4, schedule="2bw"))
+    assert refusal(piped(graph, (2, 2), (2, 1), 4, recompute="selective")).endswith(
+        "recompute() takes whole groups: plan again with --recompute full or none"
+    )
+
+
+# Changes
+
+
+def test_one_layer_is_cut_in_another_way_and_the_embedding_shared(tmp_path: Path) -> None:
+    """The embedding of a pipeline is computed by both stages, by its width, and an up projection by columns."""
+    plan = piped(captured("gpt2", 8), (2, 2), (2, 1), 2)
+    graph = plan.space_time_graph()
+    for name, dim in (("layers.0.up", "o"), ("token_embedding", ("token_embedding.weight", 1))):
+        for micro in range(2):
+            parts = [op for op in graph.find(name) if op.coordinate("micro") == micro]
+            devices = sorted({op.device or 0 for op in parts}) if dim == "o" else range(4)
+            for part, device in zip(op_trans(op_join(parts), split(dim, len(devices))), devices, strict=True):
+                op_assign(part, device)
+    assert {op.device for op in graph.find("token_embedding")} == {0, 1, 2, 3}
+    trained(checked(graph, 4), tmp_path)
