@@ -136,12 +136,14 @@ class _Stage:
             )
         return found
 
-    def assign(self, op: Op, index: int) -> Iterator[Op]:
-        """An operator, cut along every axis of the mesh, each part on its rank."""
+    def assign(self, op: Op, index: int, everywhere: bool) -> Iterator[Op]:
+        """An operator, cut along every axis of the mesh, each part on its rank; or whole on every rank."""
         parts = [op]
-        for (_, name, size), row in zip(self.axes, self.rows(index), strict=True):
+        rows = [None] * len(self.axes) if everywhere else self.rows(index)
+        for (_, name, size), row in zip(self.axes, rows, strict=True):
+            how = replicate(size, label=name) if row is None else Chosen(row, size, name)
             try:
-                parts = [part for each in parts for part in op_trans(each, Chosen(row, size, name))]
+                parts = [part for each in parts for part in op_trans(each, how)]
             except PartitaError as error:
                 raise PartitaError(
                     f"{error}: space-time plans have equal parts. Plan again with --mesh or --micro-batches of sizes "
@@ -153,22 +155,29 @@ class _Stage:
 
 
 def _transform(made: Graph, micro_batches: int, parts: Sequence[_Stage]) -> None:
-    """Cut and assign all operators; what depends on no input is computed once, for all micro-batches."""
+    """Cut and assign all operators.
+
+    What depends on no input is computed once for all micro-batches, and as in programs of plans whole on every rank;
+    so is what several stages compute for themselves, since replicas are cut alike.
+    """
     constants = built_once(made.pcg)
     for op in made.forward:
         once = op.node in constants
         computing = [part for part in parts if op.node in part.own]
+        everywhere = once or len(computing) > 1
         copies = [op] if len(computing) == 1 else op_trans(op, replicate(len(computing), label=STAGE))
         for part, copy in zip(computing, copies, strict=True):
             micros = [copy] if once or micro_batches == 1 else op_trans(copy, split("batch", micro_batches, MICRO))
-            cut = [made_part for micro in micros for made_part in part.assign(micro, op.node)]
+            cut = [made_part for micro in micros for made_part in part.assign(micro, op.node, everywhere)]
             part.ops += [] if once else cut
 
 
 def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
-    """Place a parameter unless it lies where it is read anyway."""
-    layout = holders[0].choice(index).output
-    if all(_splits(layout, part) == _splits(read, part) for part in holders for read in _readings(part, index)):
+    """Place a parameter unless it lies where it is read, and is updated there as a whole."""
+    layout, updated = holders[0].choice(index).output, holders[0].choice(index).sharded_states
+    if not updated and all(
+        _splits(layout, part) == _splits(read, part) for part in holders for read in _readings(part, index)
+    ):
         return
     cuts: list[Transformation] = [replicate(len(holders), label=STAGE)] if len(holders) > 1 else []
     cuts += _stored(made, index, holders[0])

@@ -91,6 +91,12 @@ def within(a: Box, b: Box) -> bool:
     return all(t <= s and e <= f for (s, e), (t, f) in zip(a, b, strict=True))
 
 
+def hull(boxes: Iterable[Box]) -> Box:
+    """The smallest box that contains all boxes."""
+    sides = zip(*boxes, strict=True)
+    return tuple((min(start for start, _ in side), max(stop for _, stop in side)) for side in sides)
+
+
 def cells(box: Box, others: Iterable[Box]) -> list[Box]:
     """The cells of a box cut at the borders of all other boxes, last atom fastest.
 

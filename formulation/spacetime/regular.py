@@ -16,9 +16,9 @@ from ..rvd.prices import ROOTED
 from ..rvd.state import RVD, Path, Piece, RvdStep, State, pieces_of
 from .aligned import GroupPattern
 from .builder import EventBuilder, Part, Place
-from .mask import Box, meet
+from .mask import Box, hull, meet
 from .materialized import Register
-from .supplies import Demand, Supply, hull, volume
+from .supplies import Demand, Supply, volume
 
 COLLECTIVES = {
     "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",

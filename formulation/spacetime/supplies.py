@@ -14,7 +14,7 @@ from math import prod
 from typing import TypeVar
 
 from .builder import START, WITH, EventBuilder, Part
-from .mask import GRADIENT, Box, VTensor, meet, within
+from .mask import GRADIENT, Box, VTensor, hull, meet, within
 from .materialized import Register
 from .op import Op
 from .tasks import Need
@@ -158,12 +158,6 @@ def _shared(a: Box, b: Box) -> Box:
 def volume(box: Box) -> int:
     """Entries in a box."""
     return prod(stop - start for start, stop in box)
-
-
-def hull(boxes: Sequence[Box]) -> Box:
-    """Bounding box."""
-    sides = zip(*boxes, strict=True)
-    return tuple((min(start for start, _ in side), max(stop for _, stop in side)) for side in sides)
 
 
 def nested(demands: Iterable[Demand], written: Written) -> list[Demand]:

@@ -14,7 +14,7 @@ from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .graph import Graph, Order
-from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, takes, within
+from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, hull, meet, takes, within
 from .op import Op, Phase, differentiable
 from .site import Site, told
 
@@ -121,15 +121,22 @@ def _default_stores(graph: Graph) -> list[Op]:
                 wanted[source, op.device].append(Mask(op.mask(operand).box))
     stores = []
     for (node, device), masks in sorted(wanted.items(), key=lambda item: item[0]):
-        kept: list[Mask] = []
-        for mask in sorted(dict.fromkeys(masks), key=lambda m: (-m.numel, m.box)):
-            if not any(within(mask.box, other.box) for other in kept):
-                kept.append(mask)
-        for mask in sorted(kept, key=lambda m: m.box):
+        for box in sorted(_apart(dict.fromkeys(mask.box for mask in masks))):
             store = Op(graph, node, Phase.STORE)
-            store.region, store.device = mask, device
+            store.region, store.device = Mask(box), device
             stores.append(store)
     return stores
+
+
+def _apart(boxes: Iterable[Box]) -> list[Box]:
+    """Disjoint boxes that contain all boxes: a device keeps an entry of a parameter once."""
+    found: list[Box] = []
+    for box in boxes:
+        while near := [other for other in found if meet(box, other) is not None]:
+            box = hull([box, *near])
+            found = [other for other in found if other not in near]
+        found.append(box)
+    return found
 
 
 def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tuple[list[Op], list[str]]:

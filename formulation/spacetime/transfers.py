@@ -10,10 +10,10 @@ from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
 from .builder import EventBuilder, Place
-from .mask import Box, PTensor, meet
+from .mask import Box, PTensor, hull, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
-from .supplies import Demand, Supply, Written, connected, hull
+from .supplies import Demand, Supply, Written, connected
 
 
 @dataclass(frozen=True, slots=True)

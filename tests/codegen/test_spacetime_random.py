@@ -249,6 +249,24 @@ def test_a_weight_is_read_from_what_its_own_device_keeps(tmp_path: Path) -> None
     holds(plan, tmp_path)
 
 
+def test_a_device_keeps_a_part_that_two_operators_share_once(tmp_path: Path) -> None:
+    """One micro-batch reads a weight by halves of its rows, the other by halves of each of them: all is kept."""
+    b = Builder(BATCH)
+    x = b.add("mul", b.input("x", (BATCH, WIDTH)), b.parameter("scale", (WIDTH,)), shape=(BATCH, WIDTH), name="scaled")
+    linear = b.add("linear", x, b.parameter("weight", (8, WIDTH)), shape=(BATCH, 8), name="linear")
+    heads = b.add("view", linear, shape=(BATCH, 2, 4), name="heads")
+    loss = b.add("mse_loss", heads, b.input("target", (BATCH, 2, 4)), shape=(), name="loss", reduction="mean")
+    graph = Graph(b.build(loss))
+    for op in graph.forward:
+        for number, micro in enumerate(op_trans(op, split("batch", 2, "micro"))):
+            dim = ("o", "o:1")[number] if op.node == linear else "batch"
+            for device, part in enumerate(op_trans(micro, split(dim, 2))):
+                op_assign(part, device)
+    stores = [op for op in tasks(graph).ops if op.phase is Phase.STORE and op.of.name == "weight"]
+    assert [(op.device, str(op.mask(None))) for op in stores] == [(0, "[0:2, 0:4, 0:4]"), (1, "[0:2, 0:4, 0:4]")]
+    holds(space_time(graph, MACHINES[0], devices=2, optimizer="sgd"), tmp_path)
+
+
 def corrupted(graph: Graph, orders: Orders, devices: int, rng: random.Random) -> None:
     """One thing wrong: an order, or an operator's device, or a part that is missing or there twice."""
     op = rng.choice(graph.forward)
