@@ -115,7 +115,7 @@ class _Stage:
             if choice.beside or choice.joins:
                 raise PartitaError(
                     f"{node.name!r} belongs to branches that run side by side, which a conversion does not take apart: "
-                    "plan again with bundles=False"
+                    "plan again with another --mesh or a pipeline, of which the best plan may have none"
                 )
 
     def rows(self, index: int) -> list[Row]:
