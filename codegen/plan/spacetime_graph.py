@@ -25,7 +25,7 @@ from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import row_names, rows, rows_taken
 from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
-from ...model.graph.layout import B, Layout, S, atom_of, is_split
+from ...model.graph.layout import B, Layout, S, is_split
 from ...model.graph.segments import segments
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import stage
@@ -146,8 +146,8 @@ class _Stage:
                 parts = [part for each in parts for part in op_trans(each, how)]
             except PartitaError as error:
                 raise PartitaError(
-                    f"{error}: space-time plans have equal parts. Plan again with --mesh or --micro-batches of sizes "
-                    f"that divide it, or with another --fix {op.of.name}=ROW"
+                    f"{error}. Plan again with --mesh or --micro-batches of sizes that divide it, or with another "
+                    f"--fix {op.of.name}=ROW"
                 ) from error
         for part, rank in zip(parts, self.ranks.ravel().tolist(), strict=True):
             op_assign(part, rank)
@@ -188,13 +188,12 @@ def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
 def _stored(made: Graph, index: int, part: _Stage, shared: Collection[int] = ()) -> list[Chosen]:
     """How a parameter is cut where it is stored, axis by axis, and then once more along the axes `shared`.
 
-    Parts are equal here. Where the planner's are not, and along shared axes, the first atom that divides is split; the
-    parameter is whole on an axis if there is none.
+    Along shared axes the first atom that divides is split; the parameter is whole on an axis if there is none.
     """
     found, left = list[Chosen](), whole(made.atoms[index].sizes)
     for axis, name, size in sorted(part.axes, key=lambda known: known[0] in shared):
         letter = part.choice(index).output[axis]
-        if axis in shared or (is_split(letter) and left.sizes[atom_of(letter)] % size):
+        if axis in shared:
             letter = next((S(atom) for atom, length in enumerate(left.sizes) if length % size == 0), B)
         found.append(Chosen(Row((), letter), size, name))
         left = left.cut(letter, size, 0)

@@ -24,9 +24,9 @@ Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     """Replace an operator by the parts of a transformation, in order and unassigned.
 
-    The vTensors of other operators stay as they are (§3.1). Of sizes that do not divide the last part is smaller. Orders
-    of the operator hold for its parts. Raises PartitaError for an unknown dimension, more parts than entries, or a
-    transformation that is disproved.
+    The vTensors of other operators stay as they are (§3.1). Of sizes that do not divide the last part is smaller.
+    Orders of the operator hold for its parts. Raises PartitaError for an unknown dimension, more parts than entries, or
+    a transformation that is disproved.
     """
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")

@@ -147,9 +147,10 @@ def test_sharded_states_split_updates(tmp_path: Path, output: tuple[int, int]) -
     trained(checked(graph, 4), tmp_path)
 
 
-def test_a_weight_that_is_stored_in_unequal_parts_is_split_where_it_divides() -> None:
+def test_a_weight_that_is_stored_in_unequal_parts_stays_so(tmp_path: Path) -> None:
     graph = by_samples((2,), width=7, output=(S(0),)).space_time_graph()
-    assert held(graph, Phase.STORE) == {0: "[0:7, 0:2]", 1: "[0:7, 2:4]"}
+    assert held(graph, Phase.STORE) == {0: "[0:4, 0:4]", 1: "[4:7, 0:4]"}
+    trained(checked(graph, 2), tmp_path)
 
 
 def test_constants_are_computed_once_a_step() -> None:
@@ -191,10 +192,12 @@ def test_what_the_primitives_cannot_say_is_refused_by_name() -> None:
         "the optimizer states of 'up.weight' are on the host, for which space-time plans have no primitive: plan again "
         "with --no-offload"
     )
-    assert refusal(by_samples((3,))) == (
-        "data: up forward has 8 entries there, which 3 parts do not divide: space-time plans have equal parts. Plan "
-        "again with --mesh or --micro-batches of sizes that divide it, or with another --fix up=ROW"
-    )
+
+
+def test_unequal_parts_are_converted(tmp_path: Path) -> None:
+    graph = by_samples((3,)).space_time_graph()
+    assert sorted(op.mask(None).sizes[0] for op in graph.find("up") if op.is_forward) == [2, 3, 3]
+    trained(checked(graph, 3), tmp_path)
 
 
 def test_special_strategies_are_refused_with_the_rows_that_there_are_instead() -> None:
