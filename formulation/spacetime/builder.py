@@ -97,7 +97,7 @@ class EventBuilder:
         if len(sources) == 1:
             return sources[0]
         mask, via = combined(sources)
-        return self._made(replace(mask, box=box), via, sources, floor, lambda t: Join(t, tuple(sources)))
+        return self._made(Mask(box, mask.addends), via, sources, floor, lambda t: Join(t, tuple(sources)))
 
     def accumulate(self, sources: Sequence[Register]) -> Register:
         """The in-place sum of registers with one box, each added as soon as it is ready."""
@@ -168,7 +168,7 @@ class EventBuilder:
         made, event = dict[int, Register](), dict[int, Instruction]()
         for device in pattern.group:
             box = boxes.get(device)
-            new = sources[device] if box is None else self.register(device, tensor, replace(mask, box=box), via, place)
+            new = sources[device] if box is None else self.register(device, tensor, Mask(box, mask.addends), via, place)
             event[device] = Collective(0, pattern.kind, pattern.group, sources.get(device), new, pattern.atoms)
             made[device] = new
         self.events.append((place, event))

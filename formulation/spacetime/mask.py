@@ -7,7 +7,7 @@ a pTensor that one operator reads or writes: its mask is a box over the tensor's
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise, product
 from math import prod
@@ -25,6 +25,7 @@ Addends: TypeAlias = tuple[Fraction, Fraction]
 """Share of the sum: [0, 1) is the value itself, [1/4, 1/2) the second of four addends."""
 
 ALL: Addends = (Fraction(0), Fraction(1))
+_ALL_HASH = hash(ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,14 @@ class Mask:
 
     box: Box
     addends: Addends = ALL
+    _hash: int = field(init=False, compare=False, repr=False)  # kept, since fractions are slow to hash
+
+    def __post_init__(self) -> None:
+        share = _ALL_HASH if self.addends is ALL else hash(self.addends)
+        object.__setattr__(self, "_hash", hash((self.box, share)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def cut(self, letter: int, parts: int, number: int) -> Mask:
         """Part `number` of `parts` along one letter; R and B leave the mask whole.
@@ -42,7 +51,7 @@ class Mask:
         if letter == P:
             least, most = self.addends
             share = (most - least) / parts
-            return replace(self, addends=(least + number * share, least + (number + 1) * share))
+            return Mask(self.box, (least + number * share, least + (number + 1) * share))
         if not is_split(letter):
             return self
         atom = atom_of(letter)
@@ -51,7 +60,7 @@ class Mask:
         if step * (parts - 1) >= stop - start:
             raise ValueError(stop - start)
         inner = (start + number * step, min(start + (number + 1) * step, stop))
-        return replace(self, box=(*self.box[:atom], inner, *self.box[atom + 1 :]))
+        return Mask((*self.box[:atom], inner, *self.box[atom + 1 :]), self.addends)
 
     @property
     def sizes(self) -> tuple[int, ...]:

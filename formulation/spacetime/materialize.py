@@ -22,7 +22,7 @@ from .dtypes import item_bytes
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register
 from .op import Op, Phase
-from .order import Completed, edges
+from .order import Completed, ordered
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
 from .tasks import Need, reads_of
 from .transfers import Transfers
@@ -81,13 +81,27 @@ def synchronized(completed: Completed) -> list[Op]:
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
-    for first, second in edges(completed):
-        before[second].append(first)
+    for need, producer in completed.chosen.items():
+        before[need.task].append(producer)
+    starts: dict[Op, list[int]] = defaultdict(list)  # the orders whose first operators a task is one of
+    waits: dict[Op, list[int]] = defaultdict(list)  # the orders whose second operators a task is one of
+    for number, (_, first, second) in enumerate(ordered(completed.tasks)):
+        for op in first:
+            starts[op].append(number)
+        for op in second:
+            waits[op].append(number)
     ends: dict[Op, int] = {}
     free: dict[int, int] = defaultdict(int)
+    ended: dict[int, int] = defaultdict(int)  # by order: when the last of its first operators ends
     for op in completed.order:
-        start = max([free[device(op)], *(ends[first] for first in before[op])])
+        start = max(
+            free[device(op)],
+            max((ends[first] for first in before.get(op, ())), default=0),
+            max((ended[number] for number in waits.get(op, ())), default=0),
+        )
         ends[op] = free[device(op)] = start + (op.phase in _COMPUTES)
+        for number in starts.get(op, ()):
+            ended[number] = max(ended[number], ends[op])
     return sorted(completed.order, key=lambda op: (ends[op], place[op]))
 
 

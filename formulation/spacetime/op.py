@@ -61,14 +61,15 @@ class Op:
 
     # fmt: off
     __slots__ = (
-        "_device", "assigned", "cuts", "forward", "graph", "group", "into", "made", "node", "number", "phase", "region",
-        "split", "swapped",
+        "_device", "_masks", "assigned", "cuts", "forward", "graph", "group", "into", "made", "node", "number", "phase",
+        "region", "split", "swapped",
     )
     # fmt: on
 
     def __init__(self, graph: Graph, node: int, phase: Phase, cuts: tuple[Cut, ...] = (), forward: Op | None = None):
         self.graph, self.node, self.phase, self.cuts, self.forward = graph, node, phase, cuts, forward
         self._device: int | None = None
+        self._masks: dict[tuple[int | None, bool], Mask] = {} if forward is None else forward._masks
         self.number = graph.count()
         self.into: tuple[Op, ...] = ()
         self.made: Site | None = None  # the call that made this part
@@ -187,6 +188,12 @@ class Op:
         """The mask of an operand (None: the output); a gradient is cut by the dual letters."""
         if self.region is not None:
             return self.region
+        found = self._masks.get((operand, gradient))
+        if found is None:
+            found = self._masks[operand, gradient] = self._mask(operand, gradient)
+        return found
+
+    def _mask(self, operand: int | None, gradient: bool) -> Mask:
         pcg = self.graph.pcg
         index = self.node if operand is None else pcg.nodes[self.node].inputs[operand]
         mask = whole(self.graph.atoms[index].sizes)

@@ -128,7 +128,14 @@ class PCG:
 
     def of(self, op: str) -> tuple[int, ...]:
         """Indices of the nodes with operator `op`."""
-        return tuple(i for i, node in enumerate(self.nodes) if node.op == op)
+        return self._of.get(op, ())
+
+    @cached_property
+    def _of(self) -> Mapping[str, tuple[int, ...]]:
+        found: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            found.setdefault(node.op, []).append(index)
+        return {op: tuple(indices) for op, indices in found.items()}
 
 
 def form_of(node: Node, inputs: Sequence[Node]) -> Hashable:
