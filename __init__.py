@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         swap,
     )
     from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
-    from .formulation.spacetime.transformation import replicate, split, split_value, transformation
+    from .formulation.spacetime.transformation import micro_batches, replicate, split, split_value, transformation
     from .model.capture.capture import capture
     from .model.errors import NoPlanError, PartitaError
     from .model.machine.machine import Machine
@@ -59,7 +59,7 @@ _NAMES = {
     ".formulation.spacetime.graph": "Graph",
     ".formulation.spacetime.primitives": "op_assign op_join op_order op_trans place recompute split_backward swap",
     ".formulation.spacetime.stages": "evenly in_order layers passes stages",
-    ".formulation.spacetime.transformation": "replicate split split_value transformation",
+    ".formulation.spacetime.transformation": "micro_batches replicate split split_value transformation",
     ".model.capture.capture": "capture",
     ".model.errors": "NoPlanError PartitaError",
     ".model.machine.machine": "Machine",
@@ -93,6 +93,7 @@ __all__ = [
     "interleaved",
     "layers",
     "load_plan",
+    "micro_batches",
     "one_f_one_b",
     "op_assign",
     "op_join",

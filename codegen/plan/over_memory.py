@@ -32,8 +32,8 @@ class Mended:
     changes: tuple[Change, ...]
 
 
-def does_not_fit(found: Prediction, predict: Predict) -> DoesNotFitError:
-    """The error for a plan with devices that are too full."""
+def does_not_fit(found: Prediction, predict: Predict, graph: Graph | None = None) -> DoesNotFitError:
+    """The error for a plan with devices that are too full; `graph` as for `mended`."""
     device, *others = found.too_full
     peak, capacity = found.peak_bytes[device], found.machine.device.capacity_bytes
     lines = [
@@ -43,7 +43,7 @@ def does_not_fit(found: Prediction, predict: Predict) -> DoesNotFitError:
         f"alive at the peak of device {device}:",
         *(f"  {line}" for line in shown_lines(alive(found, device))),
     ]
-    ways = mended(found, predict)
+    ways = mended(found, predict, graph)
     if not ways:
         lines.append("nothing that Partita knows to change in such a plan lowers it: use more devices or fewer samples")
     else:
@@ -56,16 +56,18 @@ def does_not_fit(found: Prediction, predict: Predict) -> DoesNotFitError:
     return DoesNotFitError("\n".join(lines))
 
 
-def mended(found: Prediction, predict: Predict) -> list[Mended]:
+def mended(found: Prediction, predict: Predict, graph: Graph | None = None) -> list[Mended]:
     """The remedies that apply, the best first: of each the mildest that is enough, else the strongest.
 
-    If none is enough alone, and several are of different sorts, also these together.
+    If none is enough alone, and several are of different sorts, also these together. `graph`: the plan as it is
+    written, if that of the prediction is its template.
     """
+    graph = graph or found.program.tasks.graph
     tasks, peak = found.program.tasks, max(found.peak_bytes)
     flying = max(in_flight(tasks, _order(found, device), device) for device in found.too_full)
     ways: list[Mended] = []
     for remedy in remedies(tasks, found.too_full, flying):
-        tried = _tried(remedy, found, predict)
+        tried = _tried(remedy, found, predict, graph)
         best = next((way for way in tried if way.fits), min(tried, key=lambda way: way.peak_bytes, default=None))
         if best is not None and peak - best.peak_bytes >= _WORTH * peak:
             ways.append(best)
@@ -73,19 +75,19 @@ def mended(found: Prediction, predict: Predict) -> list[Mended]:
     ordered = sorted(ways, key=lambda way: (not way.fits, way.peak_bytes))
     if len(strongest) > 1 and not any(way.fits for way in ways):
         changes = tuple(change for way in strongest for change in way.changes)
-        together = _made(changes, found, predict, "all of it")
+        together = _made(changes, graph, predict, "all of it")
         if together is not None and together.peak_bytes < ordered[0].peak_bytes:
             names = " and ".join(str(ordered.index(way) + 1) for way in sorted(strongest, key=ordered.index))
             ordered.append(replace(together, text=f"numbers {names} together"))
     return ordered
 
 
-def _tried(remedy: Remedy, found: Prediction, predict: Predict) -> list[Mended]:
+def _tried(remedy: Remedy, found: Prediction, predict: Predict, graph: Graph) -> list[Mended]:
     """The remedy's changes in their order, until one is enough."""
     tried: list[Mended] = []
     freed = sum(found.memory[found.too_full[0]].peak[kind] for kind in remedy.frees)
     for change in remedy.changes if freed >= _WORTH * max(found.peak_bytes) else ():
-        made = _made((change,), found, predict, remedy.sort)
+        made = _made((change,), graph, predict, remedy.sort)
         if made is not None:
             tried.append(made)
             if made.fits:
@@ -93,9 +95,9 @@ def _tried(remedy: Remedy, found: Prediction, predict: Predict) -> list[Mended]:
     return tried
 
 
-def _made(changes: tuple[Change, ...], found: Prediction, predict: Predict, sort: str) -> Mended | None:
+def _made(changes: tuple[Change, ...], plan: Graph, predict: Predict, sort: str) -> Mended | None:
     """The plan with some changes; None if they change nothing or the plan could not run with them."""
-    graph = found.program.tasks.graph.copy()
+    graph = plan.copy()
     try:
         texts = [change(graph) for change in changes]
         made = predict(graph) if all(texts) else None

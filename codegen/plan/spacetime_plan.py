@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...formulation.spacetime.graph import Graph
-from ...formulation.spacetime.materialize import materialize
+from ...formulation.spacetime.looped import Irregular, Looped
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
-from ...formulation.spacetime.tasks import Tasks, tasks
+from ...formulation.spacetime.tasks import ranks
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
@@ -24,6 +24,7 @@ from ...model.training import dtype_name
 from .delegation import call
 from .over_memory import does_not_fit
 from .spacetime_file import text_of
+from .spacetime_program import Programs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,20 +67,26 @@ class SpaceTimePlan:
     """A validated plan on a machine: its ordered tasks with their communication.
 
     `model`: how to rebuild the module (reference, small, sequence). `module`: the module with its example inputs and
-    loss, if the plan was made from one; not saved.
+    loss, if the plan was made from one; not saved. `expanded`: makes the program of a loop's micro-batches one by one.
     """
 
-    program: Materialized
+    looped: Looped
     machine: Machine
     dtype: str = "float32"
     optimizer: str = "adamw"
     model: Mapping[str, Any] = field(default_factory=dict)
     module: TrainedModule | None = field(default=None, compare=False, repr=False)
     initial: InitialValues | None = None
+    expanded: Callable[[], Looped] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def program(self) -> Materialized:
+        """Its program; of a plan with a loop, that of the template."""
+        return self.looped.program
 
     @property
     def pcg(self) -> PCG:
-        return self.program.tasks.graph.pcg
+        return self.looped.pcg
 
     @property
     def batch(self) -> int:
@@ -92,7 +99,7 @@ class SpaceTimePlan:
     @cached_property
     def prediction(self) -> Prediction:
         """Predicted times of tasks and transfers, and memory."""
-        return predict(self.program, self.machine, self.dtype, self.optimizer)
+        return predict(self.looped, self.machine, self.dtype, self.optimizer)
 
     def beginning_with(self, initial: InitialValues | None) -> SpaceTimePlan:
         """The plan with these initial values of weights."""
@@ -110,7 +117,7 @@ class SpaceTimePlan:
             "batch": self.batch,
             "dtype": self.dtype,
             "optimizer": self.optimizer,
-            "tasks": len(self.program.tasks.ops),
+            "tasks": self.looped.tasks,
             "step_ns": found.step_ns,
             "memory_bytes": max(found.peak_bytes),
             "capacity_bytes": self.machine.device.capacity_bytes if self.machine.limited else None,
@@ -133,11 +140,17 @@ class SpaceTimePlan:
 
     def source(self) -> str:
         """The program's source text, deterministic."""
-        words = str(self).splitlines()
-        return str(call(
-            "emit_space_time", self.program,
-            dtype=self.dtype, optimizer=self.optimizer, summary=words, initial=self.initial,
-        ))  # fmt: skip
+        options = {
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "summary": str(self).splitlines(),
+            "initial": self.initial,
+        }
+        try:
+            return str(call("emit_space_time", self.looped, **options))
+        except Irregular:
+            assert self.expanded is not None, "only a loop can be irregular"
+            return str(call("emit_space_time", self.expanded(), **options))
 
     def emit(self, path: Path | str) -> None:
         """Write the program, which needs only torch."""
@@ -187,10 +200,8 @@ def space_time(
     the memory that the plan needs; `machine.without_memory_limit()` is a machine that refuses nothing.
     """
     from ...model.capture.initial import values_of
-    from ...solvers.spacetime.validate import validate
 
-    found = tasks(graph)
-    count = found.devices if devices is None else devices
+    count = ranks(graph) if devices is None else devices
     if machine is None:
         machine = Machine.adhoc((count,)).without_memory_limit()
     dtype = dtype_name(dtype)  # reject unknown names first
@@ -198,17 +209,24 @@ def space_time(
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
 
-    def materialized(changed: Tasks) -> Materialized:
-        return materialize(validate(changed, count), machine, communication=communication, dtype=dtype)
-
-    program = materialized(found)
+    programs = Programs(machine, count, communication, dtype)
+    program = programs.of(graph)
     known = module or graph.module
     initial = values_of(known[0], graph.pcg.originals) if known else None
-    made = SpaceTimePlan(program, machine, dtype, optimizer, model or {}, module=known, initial=initial)
+    made = SpaceTimePlan(
+        program,
+        machine,
+        dtype,
+        optimizer,
+        model or {},
+        module=known,
+        initial=initial,
+        expanded=lambda: programs.expanded(graph),
+    )
     if machine.limited and made.prediction.too_full:
 
         def predicted(changed: Graph) -> Prediction:
-            return predict(materialized(tasks(changed)), machine, dtype, optimizer)
+            return predict(programs.of(changed), machine, dtype, optimizer)
 
-        raise does_not_fit(made.prediction, predicted)
+        raise does_not_fit(made.prediction, predicted, graph)
     return made

@@ -174,17 +174,21 @@ class EventBuilder:
         self.events.append((place, event))
         return made
 
-    def program(self, tasks: Tasks) -> Materialized:
+    def program(self, tasks: Tasks, order: Sequence[Op]) -> Materialized:
         """The program of all events, ordered by place."""
         devices: list[list[Instruction]] = [[] for _ in range(tasks.devices)]
         steps: list[list[int]] = [[] for _ in devices]
-        for step, (_, event) in enumerate(sorted(self.events, key=lambda event: event[0])):
+        events = sorted(self.events, key=lambda event: event[0])
+        for step, (_, event) in enumerate(events):
             for device, instruction in event.items():
                 if isinstance(instruction, Transfer):
                     instruction = replace(instruction, key=step)
                 devices[device].append(instruction)
                 steps[device].append(step)
-        return Materialized(tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes)
+        places = tuple(place for place, _ in events)
+        return Materialized(
+            tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes, tuple(order), places
+        )
 
 
 def combined(registers: Sequence[Register]) -> tuple[Mask, Via]:

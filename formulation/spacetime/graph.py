@@ -4,9 +4,9 @@ A user's plan transforms it; `tasks` reads the result. Backward, recomputation a
 forward operators (SuperScaler, section 5).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.random_numbers import from_counters
 from ...model.operators.operator import is_random
 from ...model.wording import MOST_LINES, did_you_mean
+from ..pipeline.orders import Orders
 from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
@@ -42,6 +43,15 @@ class Order:
     first: tuple[Op, ...]
     second: tuple[Op, ...]
     where: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The order in which devices run the micro-batches `label` of the operators of stages, which are loops."""
+
+    orders: Orders
+    stages: tuple[tuple[Op, ...], ...]
+    label: str
 
 
 class Graph:
@@ -75,6 +85,7 @@ class Graph:
         self.dimensions = dimensions(pcg)
         self.batch = batch_of(pcg)
         self.orders: list[Order] = []
+        self.schedules: list[Schedule] = []
         self.stores: list[Op] = []
         self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
         self._prover = prover
@@ -194,7 +205,22 @@ class Graph:
         made._derived = {key: of(op) for key, op in self._derived.items()}
         made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
+        made.schedules = [replace(s, stages=tuple(tuple(map(of, ops)) for ops in s.stages)) for s in self.schedules]
         return made
+
+    def of_batch(self, pcg: PCG) -> "Graph":
+        """A graph of the same model at another batch, not yet planned."""
+        made = Graph(pcg, self._prover)
+        made.module = self.module
+        return made
+
+    def take(self, parts: Mapping[Op, Sequence[Op]]) -> None:
+        """Plan the operators of another graph as their `parts` in this one."""
+        self._forward, self._updates = {}, {}
+        for op, copies in parts.items():
+            if op.phase in (Phase.FORWARD, Phase.UPDATE):
+                ops = self._forward if op.phase is Phase.FORWARD else self._updates
+                ops.setdefault(op.node, []).extend(copies)
 
     # Used by the primitives
 

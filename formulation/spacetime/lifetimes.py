@@ -10,6 +10,7 @@ over devices in place.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE, PTensor
 from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, waits_for, writes
@@ -53,13 +54,13 @@ class Lifetimes:
     moved: Mapping[int, int]
 
 
-def lifetimes(program: Materialized, device: int, prices: Prices) -> Lifetimes:
-    """The memory of one device of a program."""
-    return _Device(program.devices[device], prices).run()
+def lifetimes(program: Materialized, device: int, prices: Prices, whole: PCG) -> Lifetimes:
+    """The memory of one device of a program; `whole`: the graph of all samples of a step."""
+    return _Device(program.devices[device], prices, whole).run()
 
 
 class _Device:
-    def __init__(self, instructions: Sequence[Instruction], prices: Prices) -> None:
+    def __init__(self, instructions: Sequence[Instruction], prices: Prices, whole: PCG) -> None:
         self.instructions, self.prices, self.pcg = instructions, prices, prices.graph.pcg
         self.spans: list[Span] = []
         self.of: dict[Register, Span] = {}
@@ -70,8 +71,8 @@ class _Device:
         self.updated = 0
         self.last_read = {register: at for at, x in enumerate(instructions) for register in waits_for(x)}
         self.always = dict.fromkeys(MEMORY, 0)
-        here = [i for op in _HERE for i in self.pcg.of(op)]
-        self.always["inputs"] = sum(self.pcg.nodes[i].numel * self._item(i) for i in here)
+        here = [i for op in _HERE for i in whole.of(op)]
+        self.always["inputs"] = sum(whole.nodes[i].numel * self._item(i) for i in here)
 
     def run(self) -> Lifetimes:
         for index, instruction in enumerate(self.instructions):

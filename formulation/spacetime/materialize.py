@@ -28,6 +28,7 @@ from .tasks import Need, reads_of
 from .transfers import Transfers
 
 COMMUNICATION = ("p2p", "intra", "rvd")
+UNIT = 1 << 32
 _COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
 
 
@@ -70,14 +71,14 @@ def materialize(
     for at, op in enumerate(order):
         reads = tuple(registers[wanted.of[op, read]] for read in wanted.reads[op])
         builder.run(at, op, reads, written.outputs(op))
-    return builder.program(completed.tasks)
+    return builder.program(completed.tasks, order)
 
 
 def synchronized(completed: Completed) -> list[Op]:
     """The tasks ordered so that devices advance at the same pace; each device keeps its own order.
 
     Tasks are sorted by end time with unit compute times, so that joint transfers (fetching a parameter) come at about
-    the same time on all devices.
+    the same time on all devices; at equal times by device.
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
@@ -99,10 +100,15 @@ def synchronized(completed: Completed) -> list[Op]:
             max((ends[first] for first in before.get(op, ())), default=0),
             max((ended[number] for number in waits.get(op, ())), default=0),
         )
-        ends[op] = free[device(op)] = start + (op.phase in _COMPUTES)
+        ends[op] = free[device(op)] = ended_after(start, op)
         for number in starts.get(op, ()):
             ended[number] = max(ended[number], ends[op])
-    return sorted(completed.order, key=lambda op: (ends[op], place[op]))
+    return sorted(completed.order, key=lambda op: (ends[op], op.device, place[op]))
+
+
+def ended_after(start: int, op: Op) -> int:
+    """The end of a task: what computes takes a unit of time, the others come one after another within it."""
+    return (start // UNIT + 1) * UNIT if op.phase in _COMPUTES else start + 1
 
 
 class _Wanted:

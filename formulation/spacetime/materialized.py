@@ -173,3 +173,5 @@ class Materialized:
     devices: tuple[tuple[Instruction, ...], ...]
     steps: tuple[tuple[int, ...], ...]
     shapes: Mapping[Register, tuple[int, ...]]  # per dim of the tensor
+    order: tuple[Op, ...] = ()  # all tasks
+    places: tuple[tuple[int, int], ...] = ()  # by step: the task at which it lies, and on which side of it

@@ -40,15 +40,29 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One applied op-trans: part `number` of `parts` along `row`; `label` is the user's name for it."""
+    """One applied op-trans: part `number` of `parts` along `row`; `label` is the user's name for it.
+
+    `loop`: the operator stands for all parts, which it computes one after another. `of`: how many micro-batches the
+    plan has, where a graph has only some of them (`loop.template`).
+    """
 
     row: Row
     parts: int
     number: int
     label: str
+    loop: bool = False
+    of: int = 0
+
+    @property
+    def total(self) -> int:
+        """The parts of the plan."""
+        return self.of or self.parts
 
     def __str__(self) -> str:
-        return f"{self.label} {self.number + 1}/{self.parts}"
+        if self.loop:
+            return f"{self.label} 1 to {self.parts}"
+        last = self.number == self.parts - 1
+        return f"{self.label} {self.total if last else self.number + 1}/{self.total}"
 
 
 class Op:
@@ -130,6 +144,11 @@ class Op:
     def has(self, dim: Dim) -> bool:
         """True if it can be split along `dim`."""
         return bool(candidates(self.graph, self.node, dim))
+
+    @property
+    def loop(self) -> Cut | None:
+        """The cut whose parts it, or its forward operator, computes one after another; None without."""
+        return next((cut for cut in self.cuts if cut.loop), None)
 
     @property
     def labels(self) -> dict[tuple[str, int], Cut]:

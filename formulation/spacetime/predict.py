@@ -6,16 +6,19 @@ reached it, its inputs are ready and their earlier transfers are done; only read
 that move one tensor in the same way at the same time share links and are priced together.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine
 from .lifetimes import Lifetimes, Span, lifetimes
+from .looped import Looped, once
 from .mask import PTensor
 from .materialized import (
     Accumulate,
@@ -33,17 +36,23 @@ from .materialized import (
     ready_after,
     waits_for,
 )
-from .op import Op, Phase
+from .op import Phase
 from .price import Prices
 
 COMPUTE, COMMUNICATION, HOST = "compute", "communication", "host"
 STREAMS = (COMPUTE, COMMUNICATION, HOST)
+_COMMUNICATION = STREAMS.index(COMMUNICATION)
 SEND = "send"
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An instruction on a stream. `reached_ns`: when the device got to it; `size_bytes`: what it transfers."""
+    """An instruction on a stream. `reached_ns`: when the device got to it; `size_bytes`: what it transfers.
+
+    `micro`: for which micro-batch of a loop.
+    """
 
     instruction: Instruction
     stream: str
@@ -51,10 +60,30 @@ class Timed:
     start_ns: int
     end_ns: int
     size_bytes: int = 0
+    micro: int = 0
 
     @property
     def ns(self) -> int:
         return self.end_ns - self.start_ns
+
+
+class Streamed(NamedTuple):
+    """What is known of an instruction before it runs: its stream, its time, and the bytes that it transfers."""
+
+    stream: str
+    ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The instructions of a device in order: places in the program, micro-batches; when reached, started, ended."""
+
+    places: Numbers
+    micros: Numbers
+    reached: Numbers
+    starts: Numbers
+    ends: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +92,13 @@ class Usage:
 
     peak: Mapping[str, int]
     peak_ns: int
-    over_time: tuple[tuple[int, int], ...]  # (from ns, bytes)
+    times: Numbers
+    totals: Numbers  # from each of the times on
+
+    @property
+    def over_time(self) -> tuple[tuple[int, int], ...]:
+        """(from ns, bytes)."""
+        return tuple(zip(self.times.tolist(), self.totals.tolist(), strict=True))
 
     @property
     def peak_bytes(self) -> int:
@@ -72,18 +107,38 @@ class Usage:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step: per device its instructions in order (`devices`), its memory, and what lives in it."""
+    """A simulated step: the times of every device's instructions, its memory, and what lives in it."""
 
-    program: Materialized
+    looped: Looped
     machine: Machine
-    devices: tuple[tuple[Timed, ...], ...]
+    times: tuple[Times, ...]
     memory: tuple[Usage, ...]
     living: tuple[Lifetimes, ...]
+    streams: tuple[tuple[Streamed, ...], ...]  # by device and place
+
+    @property
+    def program(self) -> Materialized:
+        """The program; of a plan with a loop, that of its template."""
+        return self.looped.program
+
+    @cached_property
+    def devices(self) -> tuple[tuple[Timed, ...], ...]:
+        """Per device its instructions in order."""
+        return tuple(
+            tuple(
+                Timed(own[place], on[place].stream, reached, start, end, on[place].size_bytes, micro=micro)
+                for place, micro, reached, start, end in zip(
+                    *(x.tolist() for x in (times.places, times.micros, times.reached, times.starts, times.ends)),
+                    strict=True,
+                )
+            )
+            for own, times, on in zip(self.program.devices, self.times, self.streams, strict=True)
+        )
 
     @cached_property
     def step_ns(self) -> int:
         """Duration of the step."""
-        return max((timed.end_ns for own in self.devices for timed in own), default=0)
+        return max((int(times.ends.max()) for times in self.times if times.ends.size), default=0)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -98,82 +153,152 @@ class Prediction:
     def alive(self, device: int) -> tuple[Span, ...]:
         """The allocations of a device at its peak; what lies in it for the whole step is in `living`."""
         living, now = self.living[device], set[int]()
+        changes = _changes(self.looped, device, self.times[device], living)
         total = sum(living.always.values())
-        for change in _changes(self.devices[device], living):
+        for size, frees, span in zip(
+            changes.sizes.tolist(), changes.frees.tolist(), changes.spans.tolist(), strict=True
+        ):
             if total == self.memory[device].peak_bytes:
                 break
-            total += change.size_bytes
-            (now.discard if change.frees else now.add)(change.span)
-        return tuple(living.spans[number] for number in sorted(now) if living.spans[number].size_bytes)
+            total += size
+            (now.discard if frees else now.add)(span)
+        numbers = changes.numbers
+        return tuple(living.spans[numbers[span]] for span in sorted(now) if living.spans[numbers[span]].size_bytes)
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
         """Compute time of every device."""
-        return tuple(sum(timed.ns for timed in own if timed.stream == COMPUTE) for own in self.devices)
+        computes = (np.array([one.stream == COMPUTE for one in own], dtype=bool) for own in self.streams)
+        return tuple(
+            int((times.ends - times.starts)[here[times.places]].sum())
+            for times, here in zip(self.times, computes, strict=True)
+        )
 
     @property
     def bubble(self) -> float:
         """The fraction of device time without computation."""
-        whole = self.step_ns * len(self.devices)
+        whole = self.step_ns * len(self.times)
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
-def predict(program: Materialized, machine: Machine, dtype: str = "float32", optimizer: str = "adamw") -> Prediction:
+def predict(
+    program: Materialized | Looped, machine: Machine, dtype: str = "float32", optimizer: str = "adamw"
+) -> Prediction:
     """Time and memory of a step.
 
     Raises PartitaError for an unknown dtype, optimizer or operator, more devices than the machine has, or a swap on a
     machine without `host_bandwidth`.
     """
+    given = once(program) if isinstance(program, Materialized) else program
+    program = given.program
     if len(program.devices) > machine.devices:
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
     prices = Prices(program.tasks.graph, machine, dtype, optimizer)
-    living = [lifetimes(program, device, prices) for device in range(len(program.devices))]
-    timeline = _Timeline(program, prices, living).run()
-    memory = (_usage(own, alive) for own, alive in zip(timeline, living, strict=True))
-    return Prediction(program, machine, timeline, tuple(memory), tuple(living))
+    living = [lifetimes(program, device, prices, given.pcg) for device in range(len(program.devices))]
+    timeline = _Timeline(given, prices, living)
+    times = timeline.run()
+    memory = (_usage(given, device, own, alive) for device, (own, alive) in enumerate(zip(times, living, strict=True)))
+    return Prediction(given, machine, times, tuple(memory), tuple(living), timeline.streams())
 
 
 # Time
 
 
+@dataclass(slots=True)
+class _Entry:
+    """An instruction of the template, as the timeline runs it.
+
+    `waits` and `readies`: rows of registers, each with the micro-batch, or -1 for that of the instruction.
+    """
+
+    device: int
+    place: int
+    on: Streamed
+    waits: tuple[tuple[int, int], ...]
+    readies: tuple[tuple[int, int], ...]
+
+
 class _Timeline:
-    def __init__(self, program: Materialized, prices: Prices, living: list[Lifetimes]) -> None:
-        self.program, self.prices, self.living = program, prices, living
-        self.free = [dict.fromkeys(STREAMS, 0) for _ in program.devices]
-        self.ready: dict[Register, int] = {}
-        self.reloaded: dict[Op, int] = {}  # by forward operator
+    def __init__(self, looped: Looped, prices: Prices, living: Sequence[Lifetimes]) -> None:
+        self.looped, self.program, self.prices, self.living = looped, looped.program, prices, living
+        self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator
         self.updated: set[Register] = set()  # updated parameters on the device of their update
-        self.timed: list[list[Timed | None]] = [[None] * len(own) for own in program.devices]
-        self.arrived: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by key: (device, place, when)
-        self.transfer_ns = dict(_transfers(program, prices))
+        self.moves = _Moves(looped, prices)
+        self.entries = [
+            [self._entry(device, place, self.looped.of[step] if self.looped.of else None) for device, place in members]
+            for step, members in enumerate(looped.events)
+        ]
 
-    def run(self) -> tuple[tuple[Timed, ...], ...]:
-        order = sorted(
-            (step, device, place) for device, steps in enumerate(self.program.steps) for place, step in enumerate(steps)
-        )
-        for _, device, place in order:
-            instruction = self.program.devices[device][place]
-            if isinstance(instruction, Transfer):
-                self._transfer(device, place, instruction)
-            else:
-                self._alone(device, place, instruction)
-        done = tuple(tuple(timed for timed in own if timed is not None) for own in self.timed)
-        assert list(map(len, done)) == list(map(len, self.program.devices)), "a transfer lacks a member"
-        return done
+    def streams(self) -> tuple[tuple[Streamed, ...], ...]:
+        """By device and place."""
+        found: list[dict[int, Streamed]] = [{} for _ in self.program.devices]
+        for members in self.entries:
+            for entry in members:
+                found[entry.device][entry.place] = entry.on
+        return tuple(tuple(own[place] for place in range(len(own))) for own in found)
 
-    def _alone(self, device: int, place: int, instruction: Instruction) -> None:
-        reached, size = self.free[device][COMPUTE], self.living[device].moved.get(place, 0)
-        start = max((reached, *(self.ready[r] for r in waits_for(instruction))))
-        op = instruction.op if isinstance(instruction, Run) else None
-        if op is not None and op.phase in (Phase.OFFLOAD, Phase.RELOAD):
-            timed = self._put((device, place), HOST, (reached, start), self.prices.host_ns(size), size)
-            if op.phase is Phase.RELOAD and op.forward is not None:
-                self.reloaded[op.forward] = timed.end_ns
-            return
-        if op is not None and op.forward is not None:
-            start = max(start, self.reloaded.get(op.forward, 0))
-        ns = self._task_ns(instruction) if isinstance(instruction, Run) else self._local_ns(instruction)
-        self._put((device, place), COMPUTE, (reached, start), ns, 0)
+    def _entry(self, device: int, place: int, micro: int | None) -> _Entry:
+        instruction = self.program.devices[device][place]
+        waits = [self._row(register, self.looped.register.get(register), micro) for register in waits_for(instruction)]
+        readies = [
+            self._row(register, self.looped.register.get(register), micro) for register in ready_after(instruction)
+        ]
+        if isinstance(instruction, Run) and instruction.op.forward is not None:
+            key = ("reload", instruction.op.forward)
+            if instruction.op.phase is Phase.RELOAD:
+                readies.append(self._row(key, micro, micro))
+            elif key in self.rows:
+                waits.append(self._row(key, micro, micro))
+        return _Entry(device, place, self._on(device, place, instruction), tuple(waits), tuple(readies))
+
+    def _row(self, key: object, micro: int | None, reader: int | None) -> tuple[int, int]:
+        """The row of a register of a micro-batch of the template, and the micro-batch that one of `reader` reads."""
+        row = self.rows.setdefault(key, len(self.rows))
+        if micro is None or self.looped.loop is None:
+            return row, 0
+        return row, -1 if micro == reader else self.looped.loop.shown[micro]
+
+    def _on(self, device: int, place: int, instruction: Instruction) -> Streamed:
+        if isinstance(instruction, Transfer):
+            return Streamed(COMMUNICATION, 0, self.moves.size_bytes(instruction.key))
+        if not isinstance(instruction, Run):
+            return Streamed(COMPUTE, self._local_ns(instruction), 0)
+        if instruction.op.phase in (Phase.OFFLOAD, Phase.RELOAD):
+            size = self.living[device].moved.get(place, 0)
+            return Streamed(HOST, self.prices.host_ns(size), size)
+        return Streamed(COMPUTE, self._task_ns(instruction), 0)
+
+    def run(self) -> tuple[Times, ...]:
+        """Run all events in order. Every device reaches its part of a transfer once it has got to it."""
+        count, number = self.looped.count, {stream: at for at, stream in enumerate(STREAMS)}
+        free = [[0] * len(STREAMS) for _ in self.program.devices]
+        ready: list[dict[int, int]] = [{} for _ in self.rows]
+        made: list[tuple[list[int], ...]] = [([], [], [], [], []) for _ in self.program.devices]
+        transfers = self.moves.times()
+        for step, micro in zip(self.looped.steps.tolist(), self.looped.micros.tolist(), strict=True):
+            members = self.entries[step]
+            stream = number[members[0].on.stream]
+            start = 0
+            for entry in members:
+                own = free[entry.device]
+                start = max(start, own[0], own[stream])
+                for row, which in entry.waits:
+                    start = max(start, ready[row][micro if which < 0 else which])
+            ns = next(transfers) if stream == _COMMUNICATION else members[0].on.ns
+            end = start + ns
+            for entry in members:
+                own = free[entry.device]
+                places, micros, reached, starts, ends = made[entry.device]
+                places.append(entry.place)
+                micros.append(micro)
+                reached.append(own[0])
+                starts.append(start)
+                ends.append(end)
+                own[stream] = end
+                for row, which in entry.readies:
+                    ready[row][micro if which < 0 else which] = end
+        assert count, "a loop has micro-batches"
+        return tuple(Times(*(np.array(x, dtype=np.int64) for x in own)) for own in made)
 
     def _task_ns(self, run: Run) -> int:
         if run.op.phase is Phase.UPDATE:
@@ -196,29 +321,6 @@ class _Timeline:
                 return 0 if first else self.prices.accumulate_ns(total.tensor, source.mask.numel)
         raise AssertionError(instruction)
 
-    def _transfer(self, device: int, place: int, instruction: Transfer) -> None:
-        """Record an arriving member; the last one starts the transfer."""
-        members = self.arrived[instruction.key]
-        members.append((device, place, self.free[device][COMPUTE]))
-        if len(members) < (len(instruction.group) if isinstance(instruction, Collective) else 2):
-            return
-        start = 0
-        for d, p, reached in members:
-            awaited = waits_for(self.program.devices[d][p])
-            start = max(start, reached, self.free[d][COMMUNICATION], *(self.ready[r] for r in awaited))
-        ns, size = self.transfer_ns[instruction.key]
-        for d, p, reached in members:
-            self._put((d, p), COMMUNICATION, (reached, start), ns, size)
-
-    def _put(self, at: tuple[int, int], stream: str, when: tuple[int, int], ns: int, size: int) -> Timed:
-        """Run the instruction `at` (device, place) on a stream; `when`: (reached, earliest start)."""
-        (device, place), (reached, start) = at, when
-        start = max(start, self.free[device][stream])
-        timed = Timed(self.program.devices[device][place], stream, reached, start, start + ns, size)
-        self.timed[device][place], self.free[device][stream] = timed, timed.end_ns
-        self.ready |= dict.fromkeys(ready_after(timed.instruction), timed.end_ns)
-        return timed
-
 
 class _Move(NamedTuple):
     """A transfer: its ordered ranks and the bytes per member."""
@@ -229,18 +331,34 @@ class _Move(NamedTuple):
     group: tuple[int, ...]
 
 
-def _transfers(program: Materialized, prices: Prices) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(key, (ns, bytes)) of every transfer; equal consecutive transfers of one tensor share the links."""
-    found = dict(sorted(_moves(program, prices)))
-    for _, similar in groupby(found.items(), key=lambda item: (item[1][:3], len(item[1].group))):
-        for run in _disjoint(similar):
-            kind, _, size, _ = run[0][1]
-            groups = [move.group for _, move in run]
-            if kind == SEND:
-                ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
-            else:
-                ns = prices.collective_ns(kind, groups, size)
-            yield from ((key, (ns, size)) for key, _ in run)
+class _Moves:
+    """The times of all transfers in order: equal consecutive transfers of one tensor share the links."""
+
+    def __init__(self, looped: Looped, prices: Prices) -> None:
+        self.looped, self.prices = looped, prices
+        self.moves = dict(_moves(looped.program, prices))
+        self.known: dict[tuple[str, int, tuple[tuple[int, ...], ...]], int] = {}
+
+    def size_bytes(self, key: int) -> int:
+        return self.moves[key].size_bytes
+
+    def times(self) -> Iterator[int]:
+        """The time of every transfer, in the order of all."""
+        steps = (step for step in self.looped.steps.tolist() if step in self.moves)
+        moves = map(self.moves.__getitem__, steps)
+        for _, similar in groupby(moves, key=lambda move: (move[:3], len(move.group))):
+            for run in _disjoint(similar):
+                ns = self._ns(run[0].kind, run[0].size_bytes, tuple(move.group for move in run))
+                yield from (ns for _ in run)
+
+    def _ns(self, kind: str, size: int, groups: tuple[tuple[int, ...], ...]) -> int:
+        key = kind, size, groups
+        if key not in self.known:
+            pairs = [(group[0], group[1]) for group in groups]
+            self.known[key] = (
+                self.prices.sends_ns(pairs, size) if kind == SEND else self.prices.collective_ns(kind, groups, size)
+            )
+        return self.known[key]
 
 
 def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]:
@@ -253,15 +371,15 @@ def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]
                 yield x.key, _Move(x.kind, whole.tensor, prices.register_bytes(whole), x.group)
 
 
-def _disjoint(moves: Iterable[tuple[int, _Move]]) -> Iterator[list[tuple[int, _Move]]]:
+def _disjoint(moves: Iterable[_Move]) -> Iterator[list[_Move]]:
     """Split moves into runs in which no device takes part twice."""
-    run: list[tuple[int, _Move]] = []
+    run: list[_Move] = []
     busy: set[int] = set()
-    for key, move in moves:
+    for move in moves:
         if not busy.isdisjoint(move.group):
             yield run
             run, busy = [], set()
-        run.append((key, move))
+        run.append(move)
         busy.update(move.group)
     yield run
 
@@ -269,36 +387,79 @@ def _disjoint(moves: Iterable[tuple[int, _Move]]) -> Iterator[list[tuple[int, _M
 # Memory
 
 
-class _Change(NamedTuple):
-    """A span is allocated or freed, at a time, by the instruction at `place`."""
+class _Changes(NamedTuple):
+    """Allocations and frees in order: times, bytes (negative if freed), and which of the allocations of a loop.
 
-    ns: int
-    place: int
-    frees: bool
-    size_bytes: int
-    span: int
+    At equal times they follow instruction order; within one, allocations precede frees. `numbers`: by allocation, its
+    span in the template.
+    """
+
+    times: Numbers
+    sizes: Numbers
+    frees: Numbers
+    spans: Numbers
+    numbers: Sequence[int]
 
 
-def _changes(timed: Sequence[Timed], living: Lifetimes) -> list[_Change]:
-    """At equal times they follow instruction order; within one, allocations precede frees."""
-    changes: list[_Change] = []
+def _changes(looped: Looped, device: int, times: Times, living: Lifetimes) -> _Changes:
+    at = np.full((len(looped.program.devices[device]), looped.count), -1, dtype=np.int64)
+    at[times.places, times.micros] = np.arange(len(times.places))
+    of = [looped.of[step] if looped.of else None for step in looped.program.steps[device]]
+    firsts, lasts, sizes, numbers = [], [], [], list[int]()
     for number, span in enumerate(living.spans):
-        first, last = span.touched[0], max(span.touched, key=lambda place: (timed[place].end_ns, place))
-        changes.append(_Change(timed[first].reached_ns, first, False, span.size_bytes, number))
-        changes.append(_Change(timed[last].end_ns, last, True, -span.size_bytes, number))
-    return sorted(changes)
+        touched = list(dict.fromkeys(span.touched))
+        first, last = _ends(looped, at, times, [(place, of[place]) for place in touched])
+        firsts.append(first)
+        lasts.append(last)
+        sizes.append(np.full(len(first), span.size_bytes))
+        numbers += [number] * len(first)
+    none = np.zeros(0, dtype=np.int64)
+    first, last, size = (np.concatenate(x) if x else none for x in (firsts, lasts, sizes))
+    allocation = np.arange(len(first))
+    ns = np.concatenate((times.reached[first], times.ends[last]))
+    place, frees = np.concatenate((first, last)), np.repeat((0, 1), len(first))
+    size, allocation = np.concatenate((size, -size)), np.concatenate((allocation, allocation))
+    order = np.lexsort((allocation, size, frees, place, ns))
+    return _Changes(ns[order], size[order], frees[order], allocation[order], numbers)
 
 
-def _usage(timed: Sequence[Timed], living: Lifetimes) -> Usage:
+def _ends(
+    looped: Looped, at: Numbers, times: Times, touched: Sequence[tuple[int, int | None]]
+) -> tuple[Numbers, Numbers]:
+    """The first and last instructions that touch an allocation: of every micro-batch, if it belongs to one.
+
+    `touched`: places in the template with their micro-batches there.
+    """
+    micros = {micro for _, micro in touched}
+    if len(micros) == 1 and looped.loop is not None and (micro := micros.pop()) is not None:
+        numbers = looped.loop.stands_for(micro)
+        own = np.array([at[place, numbers.start : numbers.stop] for place, _ in touched])
+    else:
+        parts = []
+        for place, micro in touched:
+            numbers = range(1) if micro is None or looped.loop is None else looped.loop.stands_for(micro)
+            parts.append(at[place, numbers.start : numbers.stop])
+        own = np.concatenate(parts)[:, None]
+    ends = times.ends[own]
+    last = np.where(ends == ends.max(axis=0), own, -1).max(axis=0)
+    return own[0], last
+
+
+def _usage(looped: Looped, device: int, times: Times, living: Lifetimes) -> Usage:
     """Memory over time."""
-    now = dict(living.always)
-    total = most = sum(now.values())
+    changes, now = _changes(looped, device, times, living), dict(living.always)
+    start = sum(now.values())
+    totals = start + np.cumsum(changes.sizes)
     peak, peak_ns = dict(now), 0
-    over_time: dict[int, int] = {0: total}
-    for ns, _, _, size, span in _changes(timed, living):
-        now[living.spans[span].kind] += size
-        total += size
-        over_time[ns] = total
-        if total > most:
-            most, peak, peak_ns = total, dict(now), ns
-    return Usage(peak, peak_ns, tuple(over_time.items()))
+    if totals.size and totals.max() > start:
+        top = int(totals.argmax())
+        kinds = list(now)
+        code = np.array([kinds.index(living.spans[number].kind) for number in changes.numbers])[
+            changes.spans[: top + 1]
+        ]
+        held = np.bincount(code, weights=changes.sizes[: top + 1], minlength=len(kinds))
+        peak = {kind: now[kind] + int(more) for kind, more in zip(kinds, held, strict=True)}
+        peak_ns = int(changes.times[top])
+    ns = np.concatenate(([0], changes.times))
+    kept = np.append(ns[1:] != ns[:-1], True)  # the last of several changes at one time
+    return Usage(peak, peak_ns, ns[kept], np.concatenate(([start], totals))[kept])

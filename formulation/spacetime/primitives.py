@@ -16,7 +16,7 @@ from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
 from .site import caller
-from .transformation import Transformation
+from .transformation import MicroBatches, Transformation
 
 Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 
@@ -83,7 +83,12 @@ def op_join(ops: Iterable[Op]) -> Op:
 def _parts(op: Op, transformation: Transformation) -> list[Op]:
     """The parts of an operator. Raises PartitaError if some would be empty, or do not fit each other."""
     row, parts = transformation.row(op.graph, op.node), transformation.parts
-    cuts = [Cut(row, parts, number, transformation.label) for number in range(parts)]
+    loop = isinstance(transformation, MicroBatches)
+    if loop and op.phase is not Phase.FORWARD:
+        raise PartitaError(f"{op.name} runs once in a step: it has no micro-batches")
+    if loop and op.loop is not None:
+        raise PartitaError(f"{op.name} has micro-batches already: {op.loop.parts} of {op.loop.label!r}")
+    cuts = [Cut(row, parts, number, transformation.label, loop) for number in range(1 if loop else parts)]
     made = [Op(op.graph, op.node, op.phase, (*op.cuts, cut)) for cut in cuts]
     for operand in (None, *(range(len(op.of.inputs)) if op.phase is Phase.FORWARD else ())):
         try:
@@ -132,6 +137,11 @@ def op_order(first: Ops, second: Ops) -> None:
             raise PartitaError(f"{op.name} was transformed: order its parts")
         if op.graph is not a[0].graph:
             raise PartitaError(f"{a[0].name} and {op.name} belong to different graphs: a plan has one")
+    looped = next((op for op in (*a, *b) if op.loop is not None), None)
+    if looped is not None:
+        raise PartitaError(
+            f"{looped.name} stands for all its micro-batches: order them by in_order, or make them with split()"
+        )
     update = next((op for op in a if op.phase is Phase.UPDATE), None)
     forward = next((op for op in b if op.phase is Phase.FORWARD), None)
     if update is not None and forward is not None:

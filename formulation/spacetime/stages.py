@@ -19,7 +19,7 @@ from ...model.graph.recycling import twins
 from ...model.machine.roofline import both_ways_flops
 from ...model.wording import did_you_mean
 from ..pipeline.orders import Orders, Slot
-from .graph import Graph
+from .graph import Graph, Schedule
 from .names import layer_in
 from .op import Op
 from .primitives import op_order
@@ -89,6 +89,10 @@ def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str
     else:
         groups = [list(ops) for ops in tasks]
         _check_named(orders, groups, label)
+        looped = [op for ops in groups for op in ops if op.loop is not None]
+        if looped:
+            looped[0].graph.schedules.append(Schedule(orders, tuple(map(tuple, groups)), label))
+            return
         found = slots(groups, label)
     done: set[tuple[int | None, Slot, Slot]] = set()
     for order in orders:
@@ -113,7 +117,7 @@ def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> 
     most = max((stage for stage, _ in named), default=-1)
     if most >= len(groups):
         raise PartitaError(f"the order has stages 0 to {most}, the plan {len(groups)}")
-    planned = {(stage, op.coordinate(label)) for stage, ops in enumerate(groups) for op in ops}
+    planned = {(stage, micro) for stage, ops in enumerate(groups) for op in ops for micro in _micros(op, label)}
     for stage, micro in sorted(named ^ planned):
         if (stage, micro) in planned:
             raise PartitaError(f"the order lacks micro-batch {micro} of stage {stage} of the plan")
@@ -124,6 +128,11 @@ def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> 
                 f"op_trans that made the micro-batches (now {label!r}); the operators have "
                 f"{', '.join(map(repr, labels)) or 'none'}{did_you_mean(label, set(labels) - {label})}"
             )
+
+
+def _micros(op: Op, label: str) -> Iterable[int]:
+    """The micro-batches of an operator: one, or all of a loop."""
+    return range(op.loop.parts) if op.loop is not None and op.loop.label == label else (op.coordinate(label),)
 
 
 def slots(groups: Sequence[Iterable[Op]], label: str = "micro") -> TasksOf:

@@ -57,7 +57,16 @@ class Tasks:
     @property
     def devices(self) -> int:
         """Number of ranks: one more than the highest assigned."""
-        return 1 + max((op.device for op in self.ops if op.device is not None), default=0)
+        return _ranks(self.ops)
+
+
+def ranks(graph: Graph) -> int:
+    """Number of ranks of a plan: one more than the highest assigned."""
+    return _ranks((*graph.ops, *graph.stores))
+
+
+def _ranks(ops: Iterable[Op]) -> int:
+    return 1 + max((op.device for op in ops if op.device is not None), default=0)
 
 
 def tasks(graph: Graph) -> Tasks:

@@ -77,6 +77,17 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """Split along the batch, but the parts stay one operator, which computes them one after another."""
+
+    parts: int
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        return Split((BATCH,), self.parts, self.label).row(graph, node)
+
+
+@dataclass(frozen=True, slots=True)
 class Replicate:
     """Every part computes the whole; with `addends` each produces an addend of the gradient."""
 
@@ -178,6 +189,15 @@ def split(dim: Dim | list[Dim], parts: int, label: str = "") -> Split:
             "result, or an index of the operator such as 'o'; or a list of these"
         )
     return Split(dims, _count(parts), label or " or ".join(map(_text, dims)))
+
+
+def micro_batches(count: int, label: str = "micro") -> MicroBatches:
+    """Split the batch into equal parts that stay one operator, which computes them one after another.
+
+    The plan says once for all micro-batches what it does with one; `in_order` orders them. It is checked, predicted and
+    emitted as quickly with a thousand of them as with three. `split("batch", n)` makes operators that can differ.
+    """
+    return MicroBatches(_count(count), label)
 
 
 def replicate(parts: int, *, addends: bool = False, label: str = "replica") -> Replicate:

@@ -304,7 +304,7 @@ def test_hand_written_plans(tmp_path: Path) -> None:
     planned = plan_graph(net, Machine.adhoc((2,)), Training(net.batch, "float64", "adamw"), SearchSpace(mesh=(2,)))
     planned.emit(tmp_path / "planned.py")
     for write in (spacetime.zero3, spacetime.pipeline):
-        made = emit(spacetime.program(write), dtype="float64")
+        made = emit(spacetime.looped(write), dtype="float64")
         (tmp_path / f"{write.__name__}.py").write_text(made)
 
     def train(name: str, last: int, source: Path | None = None, target: Path | None = None) -> list[float]:
@@ -321,7 +321,7 @@ def test_a_hand_written_plan_says_what_a_checkpoint_lacks(tmp_path: Path, capsys
     state = state_of(GraphModule(net))
 
     def loaded(values: InitialValues | None, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        path.write_text(emit(spacetime.program(spacetime.zero3), initial=values))
+        path.write_text(emit(spacetime.looped(spacetime.zero3), initial=values))
         program = load_program(path)
 
         def work(_: int) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.looped import Looped, once
 from partita.formulation.spacetime.materialize import materialize
 from partita.formulation.spacetime.materialized import Materialized
 from partita.formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward, swap
@@ -86,10 +87,14 @@ def program(write: Write, loss: str = "cross_entropy") -> Materialized:
     return materialize(validate(tasks(graph)))
 
 
+def looped(write: Write) -> Looped:
+    return once(program(write))
+
+
 def judged(write: Write, loss: str = "cross_entropy", optimizer: str = "adamw", steps: int = 2) -> dict[str, Any]:
     made = program(write, loss)
     machine, module = partita.Machine.adhoc((len(made.devices),)), TrainedModule(*captured(loss)[:2])
-    verdict = SpaceTimePlan(made, machine, optimizer=optimizer, module=module).verify(steps=steps)
+    verdict = SpaceTimePlan(once(made), machine, optimizer=optimizer, module=module).verify(steps=steps)
     assert verdict["ok"], verdict
     assert verdict["checked"] > 50
     return verdict
@@ -233,9 +238,9 @@ def test_parts_of_unlike_sizes() -> None:
     """Gradients are all-reduced where only samples are split; unlike parts are sent."""
     verdict = judged(uneven)
     assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) <= 1e-9
-    text = emit(program(uneven))
+    text = emit(looped(uneven))
     assert "min(step, size - self.index * step)" in text and "run.all_gather" not in text
-    assert "min(step" not in emit(program(tensor))
+    assert "min(step" not in emit(looped(tensor))
 
 
 @pytest.mark.parametrize("level", ["threads", "pool"])
@@ -269,7 +274,7 @@ def test_optimizers(optimizer: str) -> None:
 def two_stages() -> str:
     made = program(lambda graph: pipeline(graph, count=2))
     initial = values_of(captured("cross_entropy")[0], made.tasks.graph.pcg.originals)
-    return emit(made, summary=["Two stages."], initial=initial)
+    return emit(once(made), summary=["Two stages."], initial=initial)
 
 
 def test_golden() -> None:
@@ -277,14 +282,14 @@ def test_golden() -> None:
 
 
 def test_deterministic() -> None:
-    assert emit(program(zero1)) == emit(program(zero1))
+    assert emit(looped(zero1)) == emit(looped(zero1))
 
 
 @pytest.mark.parametrize("name", ["ZeRO-3", "zero bubble", "swap", "tensor"])
 def test_formatted(name: str, tmp_path: Path) -> None:
     """A formatter leaves a program as it is, and a linter finds nothing unused in it."""
     path = tmp_path / "program.py"
-    path.write_text(emit(program(PLANS[name])))
+    path.write_text(emit(looped(PLANS[name])))
     for arguments in (["format", "--check"], ["check", "--select", "F,E7,E9"]):
         command = [sys.executable, "-m", "ruff", *arguments, "--isolated", "--line-length", "120", str(path)]
         found = subprocess.run(command, capture_output=True, text=True)
@@ -292,7 +297,7 @@ def test_formatted(name: str, tmp_path: Path) -> None:
 
 
 def test_micro_batches_are_a_loop() -> None:
-    text = emit(program(lambda graph: pipeline(graph, gpipe, count=2)))
+    text = emit(looped(lambda graph: pipeline(graph, gpipe, count=2)))
     assert text.count("def device_0") == 1
     own = text.partition("def device_0")[2].partition("def device_1")[0]
     assert own.count("run.forward(") == 1
@@ -302,7 +307,7 @@ def test_micro_batches_are_a_loop() -> None:
 
 def test_layers_are_one_function() -> None:
     """ZeRO-3 fetches the weights of a layer, runs it, and lets them go; all ranks have one text."""
-    text = emit(program(zero3))
+    text = emit(looped(zero3))
     assert text.count("\ndef layer(") == 1
     assert "\ndef layer_2(" not in text
     assert text.count("\ndef device") == 1
@@ -313,12 +318,12 @@ def test_layers_are_one_function() -> None:
 
 def test_unknown_dtype() -> None:
     with pytest.raises(PartitaError, match="dtype 'float8'"):
-        emit(program(data), dtype="float8")
+        emit(looped(data), dtype="float8")
 
 
 def test_unknown_optimizer() -> None:
     with pytest.raises(PartitaError, match="optimizer 'lion'"):
-        emit(program(data), optimizer="lion")
+        emit(looped(data), optimizer="lion")
 
 
 def test_updated_elsewhere() -> None:
@@ -331,7 +336,7 @@ def test_updated_elsewhere() -> None:
             op_assign(op, 1)
 
     with pytest.raises(PartitaError, match="place it there"):
-        emit(program(write))
+        emit(looped(write))
 
 
 if __name__ == "__main__":

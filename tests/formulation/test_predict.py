@@ -255,7 +255,7 @@ def test_groups_that_move_a_tensor_alike_share_the_links() -> None:
 def test_what_is_alive_at_the_turn_is_what_the_planner_keeps(name: str) -> None:
     """But for the batch, which is on the device anyway."""
     found, one = program(name, on_one), Machine.adhoc((1,))
-    living, pcg = lifetimes(found, 0, Prices(found.tasks.graph, one)), graph(name)
+    living, pcg = lifetimes(found, 0, Prices(found.tasks.graph, one), found.tasks.graph.pcg), graph(name)
     turn = next(n for n, x in enumerate(found.devices[0]) if isinstance(x, Run) and x.op.node == pcg.loss)
     alive = sum(span.size_bytes for span in living.spans if span.touched[0] <= turn < span.touched[-1])
     plan = plan_graph(pcg, one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))

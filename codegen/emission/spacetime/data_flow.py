@@ -5,6 +5,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.mask import GRADIENT, VALUE, VTensor
 from ....formulation.spacetime.materialized import (
     Accumulate,
@@ -19,9 +20,17 @@ from ....formulation.spacetime.materialized import (
 )
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
+from ..common.rolled_lines import mark
 
 COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.BACKWARD, Phase.WEIGHT)
 """The phases that run inside segments."""
+
+
+LOOP = "loop over "
+"""How the labels of micro-batches begin that have a template."""
+
+TEMPLATE = "template"
+"""The role of numbers that are micro-batches of a template."""
 
 
 def forward_of(op: Op) -> Op:
@@ -30,7 +39,15 @@ def forward_of(op: Op) -> Op:
 
 def labels(op: Op) -> list[tuple[str, int]]:
     """The labels and numbers of an operator's cuts; a repeated label counts as another one."""
-    return [(f"{label} {count + 1}/{cut.parts}", cut.number) for (label, count), cut in op.labels.items()]
+    return [
+        (f"{LOOP if cut.of else ''}{label} {count + 1}/{cut.parts}", cut.number)
+        for (label, count), cut in op.labels.items()
+    ]
+
+
+def numbered(label: str, number: int) -> str:
+    """The marked number of a cut with this label; of the micro-batches of a loop, that in the template."""
+    return mark(TEMPLATE if label.startswith(LOOP) else "m", number)
 
 
 def layer(op: Op) -> str:
@@ -38,11 +55,15 @@ def layer(op: Op) -> str:
     return op.layer or op.of.path
 
 
-def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The instructions, but if several micro-batches compute the same value here each operator reads its own copy."""
+def _own_copies(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], list[int]]:
+    """The instructions, but if several micro-batches compute the same value here each operator reads its own copy.
+
+    Also their places before operators without inputs were moved.
+    """
     made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
     makers: dict[Register, tuple[int, int]] = {}
-    result = _constants_first(instructions)
+    before_moving = _constants_first(instructions)
+    result = [instructions[place] for place in before_moving]
     for place, run in enumerate(list(result)):
         if not isinstance(run, Run) or run.op.phase not in COMPUTING:
             continue
@@ -63,11 +84,11 @@ def _own_copies(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
             made[run.op.phase, written].append((place, position))
             if target is not None:
                 makers[target] = place, position
-    return tuple(result)
+    return tuple(result), before_moving
 
 
-def _constants_first(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The instructions, but operators without inputs run where their micro-batch begins."""
+def _constants_first(instructions: Sequence[Instruction]) -> list[int]:
+    """The places of the instructions, but operators without inputs run where their micro-batch begins."""
     begins: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
     places: list[tuple[int, int]] = []
     for place, run in enumerate(instructions):
@@ -77,7 +98,7 @@ def _constants_first(instructions: Sequence[Instruction]) -> list[Instruction]:
             if run.op.of.inputs:
                 before = place
         places.append((before, place))
-    return [instructions[place] for _, place in sorted(places, key=lambda pair: (pair[0], pair[0] == pair[1]))]
+    return [place for _, place in sorted(places, key=lambda pair: (pair[0], pair[0] == pair[1]))]
 
 
 def _run(instruction: Instruction) -> Run:
@@ -99,12 +120,15 @@ def _written(instructions: list[Instruction], place: int, position: int) -> Regi
 
 
 class Flow:
-    """The instructions of one device, named by place, with the writers and readers of every register."""
+    """The instructions of one device, named by place, with the writers and readers of every register.
 
-    def __init__(self, program: Materialized, device: int) -> None:
-        self.graph = program.tasks.graph
+    `graph`: that of all samples of a step; `places`: those of the instructions in the program.
+    """
+
+    def __init__(self, program: Materialized, device: int, graph: Graph) -> None:
+        self.graph, self.device = graph, device
         self.pcg: PCG = self.graph.pcg
-        self.instructions: tuple[Instruction, ...] = _own_copies(program.devices[device])
+        self.instructions, self.places = _own_copies(program.devices[device])
         self.writers: dict[Register, list[int]] = defaultdict(list)
         self.readers: dict[Register, list[int]] = defaultdict(list)
         self.run: dict[tuple[Op, Phase], int] = {}  # by forward operator

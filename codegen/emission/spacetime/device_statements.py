@@ -1,5 +1,7 @@
 """The statements of one device: blocks are calls of segment functions, every other instruction is a line."""
 
+from typing import NamedTuple
+
 from ....formulation.spacetime.dtypes import dtype_of
 from ....formulation.spacetime.mask import GRADIENT, UPDATED
 from ....formulation.spacetime.materialized import (
@@ -34,36 +36,47 @@ def _uses_updates(instruction: Instruction) -> bool:
     return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
 
 
+class Written(NamedTuple):
+    """The statements of a block or of the instruction at a place; without either, those after all others."""
+
+    step: SegmentPhase | int | None
+    pieces: list[Piece]
+
+
 class DeviceWriter(Blocks):
     """Writes the statements of one device."""
 
-    def lines(self) -> list[Piece]:
-        """All statements of the device, in order."""
+    def lines(self) -> list[Written]:
+        """All statements of the device, in order, by what they do."""
         self._write()  # which counts how often every register is read
         self.left = self.reads
         self._write()
-        return self.pieces
+        return self.written
 
     def _write(self) -> None:
         """Write all statements. The last read of a register is known once `left` has the number of its reads."""
         self.forget_all()
         for total in self.totals.values():
             self.name(total)
-        self.pieces = []
+        self.written: list[Written] = []
         self.updated: set[str] = set()  # equal updates of several operators are one
         after_step: list[Instruction] = []  # the optimizer has a single step
         for step in self.arranged.steps:
+            self.pieces = []
             if isinstance(step, SegmentPhase):
                 self.block(step)
             elif step not in self.arranged.absorbed:
                 instruction = self.flow.instructions[step]
                 if _uses_updates(instruction):
                     after_step.append(instruction)
-                else:
-                    self._single(instruction)
+                    continue
+                self._single(instruction)
+            self.written.append(Written(step, self.pieces))
+        self.pieces = []
         self.add("run.step()")
         for instruction in after_step:
             self._single(instruction)
+        self.written.append(Written(None, self.pieces))
 
     # Single instructions
 

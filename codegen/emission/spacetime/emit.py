@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized, Receive
-from ....formulation.spacetime.op import Phase
 from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
@@ -22,6 +22,7 @@ from .device_statements import DeviceWriter
 from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
+from .loop_statements import check_loss, statements
 from .program_tables import families
 from .weight_prefetch import by_layer
 
@@ -34,7 +35,7 @@ _REDUCE_SCATTER = (
 
 
 def emit(
-    program: Materialized,
+    looped: Looped,
     *,
     dtype: str = "float32",
     optimizer: str = "adamw",
@@ -46,21 +47,24 @@ def emit(
     Raises PartitaError for plans that cannot be emitted: sparse tables, joined parameters, parameters updated where
     they are not kept.
     """
-    program = by_layer(program)
-    pcg = program.tasks.graph.pcg
     form = precision(dtype)
+    check_loss(looped)
+    looped = by_layer(looped)
+    program = looped.program
+    graph, pcg = looped.graph, looped.pcg
     _check(program, pcg, optimizer)
     used = Used()
     functions = Functions(used, form, _fetches(program))
-    losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.phase is Phase.FORWARD)
+    losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
     copies = Counter(op.mask(None).addends for op in losses)
-    devices = [DeviceWriter(Flow(program, d), functions, program.shapes, copies) for d in range(len(program.devices))]
-    lines = [device.lines() for device in devices]
+    flows = [Flow(program, d, graph) for d in range(len(program.devices))]
+    devices = [DeviceWriter(flow, functions, program.shapes, copies) for flow in flows]
+    lines = [statements(looped, device.flow, device.lines()) for device in devices]
     names, groups = families(_groups(lines), len(devices))
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
     texts, table = device_functions([device.arranged.segments for device in devices], bodies)
     emission = SpaceTimeEmission(
-        program,
+        looped,
         form,
         optimizer,
         used,
@@ -68,7 +72,7 @@ def emit(
         devices=texts,
         table=table,
         groups=groups if names else [],
-        counts=count_lines(program.tasks.graph, used),
+        counts=count_lines(graph, used),
         initial=initial,
     )
     constants = [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
@@ -22,7 +23,7 @@ from .program_tables import buffers, frozen, kept, overlapping, places
 class SpaceTimeEmission:
     """What a program is emitted from: a materialized plan, and the text of its functions and devices."""
 
-    program: Materialized
+    looped: Looped
     precision: Precision
     optimizer: str
     used: Used
@@ -34,8 +35,12 @@ class SpaceTimeEmission:
     initial: InitialValues | None
 
     @property
+    def program(self) -> Materialized:
+        return self.looped.program
+
+    @property
     def pcg(self) -> PCG:
-        return self.program.tasks.graph.pcg
+        return self.looped.pcg
 
     @cached_property
     def collectives(self) -> frozenset[str]:

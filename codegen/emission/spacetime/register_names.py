@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from ....formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
 from ....formulation.spacetime.materialized import Accumulate, Register, Run, Slice, reads, writes
 from ....formulation.spacetime.op import Phase
-from ..common.rolled_lines import mark, quoted
-from .data_flow import Flow
+from ..common.rolled_lines import quoted
+from .data_flow import Flow, numbered
 from .segments import Arranged, Lane, arrange
 
 STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}
@@ -16,7 +16,7 @@ STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}
 
 def lane_text(lane: Lane) -> str:
     """The end of the keys of a micro-batch's tensors."""
-    return "".join(f", {mark('m', number)}" for _, number in lane)
+    return "".join(f", {numbered(label, number)}" for label, number in lane)
 
 
 class Registers:

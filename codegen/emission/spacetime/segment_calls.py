@@ -9,7 +9,7 @@ from ....formulation.spacetime.materialized import Accumulate, Register
 from ....formulation.spacetime.op import Op, Phase
 from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.text import tuple_text
-from .data_flow import Flow
+from .data_flow import TEMPLATE, Flow, numbered
 from .function_table import Functions
 from .register_names import Registers, lane_text
 from .segment_functions import Code, Segments, Weight, merge
@@ -70,7 +70,7 @@ class Blocks(Registers):
         """The function with its numbers and lane, which identify its saved state."""
         moving = self.functions.moving(code.name)
         where = [mark("site" if base == "site" else "i", number) for base, number in code.bases if base in moving]
-        return f"{code.name}, {tuple_text(where)}, {tuple_text([mark('m', number) for _, number in code.segment.lane])}"
+        return f"{code.name}, {tuple_text(where)}, {tuple_text([numbered(*own) for own in code.segment.lane])}"
 
     def _assign(self, targets: Sequence[str], call: str) -> None:
         self.add(f"{', '.join(targets)} = {call}" if {*targets} - {"_"} else call)
@@ -85,7 +85,7 @@ class Blocks(Registers):
         ]
         while texts and texts[-1] == "[]":
             texts.pop()
-        parts = [f"{name}=({mark('m', cut.number)}, {cut.parts})" for name, cut in code.parts]
+        parts = [f"{name}=({mark(TEMPLATE if cut.of else 'm', cut.number)}, {cut.total})" for name, cut in code.parts]
         options = [*texts, *parts, *(["swap=True"] if first.swapped and recorded else []), *weights]
         if recorded:
             options += self._copied(code, phase)

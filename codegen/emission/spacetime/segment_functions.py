@@ -302,7 +302,7 @@ def operator_call(
         source_atoms=tuple(known[i] for i in node.inputs),
         inputs=tuple(tuple(cut.row.inputs[p] for cut in cuts) for p in range(len(node.inputs))),
         layout=tuple(cut.row.output for cut in cuts),
-        sizes=tuple(cut.parts for cut in cuts),
+        sizes=tuple(cut.total for cut in cuts),
         axes=(),
         micro_batches=1,
         mixed=mixed,

@@ -4,16 +4,43 @@ Materialization fetches them one by one, just before each use. Their transfers d
 all devices can have them earlier, in an order that is the same everywhere.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ....formulation.spacetime.graph import Graph
+from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
 from .data_flow import COMPUTING, forward_of, labels, layer
 
 
-def by_layer(program: Materialized) -> Materialized:
+def by_layer(looped: Looped) -> Looped:
     """The program with transfers of weights, and what prepares and follows them, at the start of their layers."""
+    program, earlier = looped.program, _earlier(looped.program)
+    if all(step == place for step, place in earlier.items()):
+        return looped
+    order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
+    number = np.argsort(order)
+    steps, micros, target = looped.steps, looped.micros, np.array([earlier.get(s, s) for s in range(len(order))])
+    place = {pair: at for at, pair in enumerate(zip(steps.tolist(), micros.tolist(), strict=True))}
+    before = [
+        place[after, looped.micro(after, step, micro)]
+        for step, micro, after in zip(steps.tolist(), micros.tolist(), target[steps].tolist(), strict=True)
+    ]
+    stays = np.array([step not in earlier for step in range(len(order))])
+    moved = np.lexsort((steps, stays[steps], np.array(before)))
+    return replace(
+        looped,
+        program=_renumbered(program, number.tolist()),
+        steps=number[steps][moved],
+        micros=micros[moved],
+        of=[looped.of[step] for step in order] if looped.of else (),
+    )
+
+
+def _earlier(program: Materialized) -> dict[int, int]:
+    """Events that bring weights, and before which other they can be."""
     starts: dict[Hashable, int] = {}
     events: dict[int, list[tuple[int, Instruction]]] = {}
     readers: dict[Register, list[tuple[int, Instruction]]] = {}
@@ -37,10 +64,11 @@ def by_layer(program: Materialized) -> Materialized:
                     else:
                         wanted.append(earlier.get(place, place))
         earlier[step] = min(wanted)
-    if all(step == place for step, place in earlier.items()):
-        return program
-    order = sorted(events, key=lambda step: (earlier.get(step, step), step not in earlier, step))
-    number = {step: place for place, step in enumerate(order)}
+    return earlier
+
+
+def _renumbered(program: Materialized, number: Sequence[int]) -> Materialized:
+    """The program with its events in another order; `number`: their new numbers."""
     devices: list[tuple[Instruction, ...]] = []
     places: list[tuple[int, ...]] = []
     for instructions, old in zip(program.devices, program.steps, strict=True):

@@ -1,0 +1,443 @@
+"""The program of all micro-batches, from that of three (`loop.template`): what runs when, for which of them.
+
+An event of the template (an instruction, or a transfer on all its devices) belongs to one of its micro-batches, or to
+none. One of the first and of the last micro-batch stands for itself, one of the micro-batch between for all of these.
+`looped` derives the order of all of them as `materialize` does for the template: devices run their slots in the order
+of the schedule and advance at the same pace, and events lie where their data is ready. Slots whose surroundings are
+equal, shifted in time, are computed once.
+
+It is derived, not assumed, that the order of all micro-batches can run: a slot runs once what it needs has run. What is
+not regular (`Irregular`) is left to the expanded plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...model.graph.batch import with_batch
+from ...model.graph.pcg import PCG
+from ..strategies.row import Row
+from .graph import Graph
+from .loop import Loop, Template, micro_of
+from .materialize import UNIT, ended_after
+from .materialized import Accumulate, Instruction, Materialized, Register, Run, reads, writes
+from .op import Op, Phase
+from .order import Completed, ordered
+from .supplies import device
+
+_LATE = (Phase.RECOMPUTE, Phase.RELOAD)
+
+
+class Irregular(Exception):  # noqa: N818
+    """Micro-batches differ in more than their number."""
+
+
+@dataclass(frozen=True)
+class Looped:
+    """The events of a program in one total order that respects the dependencies.
+
+    `steps`: the template's event; `micros`: for which micro-batch it is (0 for those that run once); `of`: the number
+    of the micro-batch in the template by event, None for those that run once; `register`: the same of registers.
+    """
+
+    program: Materialized
+    loop: Loop | None
+    steps: NDArray[np.int64]
+    micros: NDArray[np.int64]
+    of: Sequence[int | None] = ()
+    register: dict[Register, int | None] = field(default_factory=dict)
+
+    @cached_property
+    def events(self) -> list[list[tuple[int, int]]]:
+        """By step of the template: the (device, place) of its instructions."""
+        return events_of(self.program)
+
+    @property
+    def count(self) -> int:
+        return self.loop.count if self.loop else 1
+
+    def micro(self, step: int, other: int, micro: int) -> int:
+        """The micro-batch of an event to which another one, for `micro`, refers."""
+        own = self.of[step] if self.of else None
+        if own is None or self.loop is None:
+            return 0
+        return micro if own == self.of[other] else self.loop.shown[own]
+
+    @property
+    def pcg(self) -> PCG:
+        """The graph of all samples of a step."""
+        own = self.program.tasks.graph.pcg
+        return with_batch(own, own.batch // len(self.loop.shown) * self.loop.count) if self.loop else own
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The same, not planned where there is a loop."""
+        own = self.program.tasks.graph
+        return own if self.loop is None else own.of_batch(self.pcg)
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks there are."""
+        micros = map(micro_of, self.program.tasks.ops)
+        return sum(1 if self.loop is None or micro is None else len(self.loop.stands_for(micro)) for micro in micros)
+
+
+def once(program: Materialized) -> Looped:
+    """A program whose every event runs once."""
+    steps = np.arange(len(events_of(program)))
+    return Looped(program, None, steps, np.zeros_like(steps))
+
+
+def events_of(program: Materialized) -> list[list[tuple[int, int]]]:
+    """By step: the (device, place) of its instructions."""
+    count = 1 + max((own[-1] for own in program.steps if own), default=-1)
+    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for number, own in enumerate(program.steps):
+        for place, step in enumerate(own):
+            found[step].append((number, place))
+    return found
+
+
+def looped(completed: Completed, program: Materialized, template: Template) -> Looped:
+    """The program of all micro-batches of a loop, from that of its template.
+
+    Raises Irregular if they are not alike, or cannot run in the order of the schedule.
+    """
+    members, loop = _Members(program), template.loop
+    pace = _Pace(completed, program, template).run()
+    position = _positions(pace)
+    keys, steps, micros = [], [], []
+    for step, (at, side) in enumerate(program.places):
+        own = members.event[step]
+        if at < 0:
+            base = np.full(loop.count, -1)
+        else:
+            micro = micro_of(program.order[at])
+            base = position[pace.family[at]]
+            if micro is None or (own is not None and micro == own):
+                pass
+            elif micro == 0 or (own is None and micro != 1):
+                base = np.full(loop.count, base[loop.shown[micro]])
+            else:
+                raise Irregular(f"an event of micro-batch {own} follows a task of micro-batch {micro}")
+        numbers = range(1) if own is None else loop.stands_for(own)
+        keys.append((base[numbers.start : numbers.stop] * 3 + side) * len(program.places) + step)
+        steps.append(np.full(len(numbers), step))
+        micros.append(np.arange(numbers.start, numbers.stop))
+    order = np.argsort(np.concatenate(keys), kind="stable")
+    return Looped(
+        program, loop, np.concatenate(steps)[order], np.concatenate(micros)[order], members.event, members.register
+    )
+
+
+class _Members:
+    """The micro-batch of every event and register of a template."""
+
+    def __init__(self, program: Materialized) -> None:
+        self.register: dict[Register, int | None] = {}
+        self.event: list[int | None] = []
+        events = events_of(program)
+        readers: dict[Register, list[int]] = defaultdict(list)
+        for step, members in enumerate(events):
+            for number, place in members:
+                for register in reads(program.devices[number][place]):
+                    readers[register].append(step)
+        for members in events:
+            own = [program.devices[number][place] for number, place in members]
+            micro = self._event(own)
+            if micro is None and not isinstance(own[0], Run | Accumulate):
+                made = {register for instruction in own for register in writes(instruction)}
+                tasks = {m for register in made for m in self._tasks(program, events, readers, register)}
+                micro = tasks.pop() if len(tasks) == 1 else None  # such as a weight that one of them fetches
+            self.event.append(micro)
+            for instruction in own:
+                for register in writes(instruction):
+                    self.register[register] = None if isinstance(instruction, Accumulate) else micro
+
+    def _event(self, own: Sequence[Instruction]) -> int | None:
+        first = own[0]
+        found = {self.register[r] for instruction in own for r in reads(instruction)} - {None}
+        if isinstance(first, Run):
+            micro = micro_of(first.op)
+            wrong = found - {0, micro} if micro is not None else found & {1}
+        else:
+            micro = max((m for m in found if m is not None), default=None)
+            wrong = found - {0, micro}
+        if wrong:
+            raise Irregular(f"{type(first).__name__} of micro-batch {micro} reads of micro-batch {wrong}")
+        return micro
+
+    def _tasks(
+        self,
+        program: Materialized,
+        events: Sequence[Sequence[tuple[int, int]]],
+        readers: dict[Register, list[int]],
+        register: Register,
+    ) -> Iterator[int | None]:
+        """The micro-batches of the tasks that read a register, or what is made of it."""
+        for step in readers[register]:
+            for number, place in events[step]:
+                instruction = program.devices[number][place]
+                if isinstance(instruction, Run):
+                    yield micro_of(instruction.op)
+                else:
+                    for written in writes(instruction):
+                        yield from self._tasks(program, events, readers, written)
+
+
+Key: TypeAlias = tuple[str, int]
+"""A slot of any micro-batch: its kind and its stage."""
+
+_KINDS = {Phase.FORWARD: "F", Phase.RECOMPUTE: "R", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
+_ALL: Key = ("", 0)  # without a schedule: everything of a micro-batch
+
+
+class _Pace:
+    """When every task of every micro-batch ends, if what computes takes a unit of time (`materialize.synchronized`).
+
+    `family`: by task of the template, the row of `ends` and `place`; tasks that differ in their micro-batch alone share
+    one. `place`: among the tasks of its device.
+    """
+
+    def __init__(self, completed: Completed, program: Materialized, template: Template) -> None:
+        self.loop, self.tasks = template.loop, program.order
+        self.at = {op: at for at, op in enumerate(self.tasks)}
+        self.micro = [micro_of(op) for op in self.tasks]
+        self.own: dict[int, list[int]] = defaultdict(list)  # by device: its tasks
+        for at, op in enumerate(self.tasks):
+            self.own[device(op)].append(at)
+        self.once: tuple[list[int], list[int]] = [], []  # tasks before and after all micro-batches
+        self.slots: dict[tuple[Key, int], list[int]] = {}  # by slot and micro-batch of the template: its tasks
+        self.devices: dict[Key, tuple[int, ...]] = {}
+        self.family: list[int] = [-1] * len(self.tasks)
+        keys = _keys(self.tasks, template)
+        self._divide(keys)
+        self.orders = self._orders(template)
+        self._check(keys)
+        shape = 1 + max(self.family, default=0), self.loop.count
+        self.ends = np.full(shape, -1, dtype=np.int64)
+        self.place = np.full(shape, -1, dtype=np.int64)
+        self.before: list[list[int]] = [[] for _ in self.tasks]  # producers
+        for need, producer in completed.chosen.items():
+            self.before[self.at[need.task]].append(self.at[producer])
+        for _, first, second in ordered(completed.tasks):
+            if all(self.micro[self.at[op]] is None for op in (*first, *second)):
+                for op in second:
+                    self.before[self.at[op]] += [self.at[earlier] for earlier in first]
+        self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
+
+    def _divide(self, keys: Sequence[Key]) -> None:
+        """Divide the tasks into slots, in the order of the template."""
+        for own in self.own.values():
+            inner = [place for place, at in enumerate(own) if self.micro[at] is not None]
+            for place, at in enumerate(own):
+                if self.micro[at] is None:
+                    if inner and inner[0] < place < inner[-1]:
+                        raise Irregular(f"{self.tasks[at].name} runs between micro-batches")
+                    self.once[bool(inner) and place > inner[-1]].append(at)
+        shown: dict[tuple[Key, int], list[int]] = defaultdict(list)
+        for at, micro in enumerate(self.micro):
+            if micro is not None:
+                shown[keys[at], micro].append(at)
+        rows = 0
+        for key in dict.fromkeys(key for key, _ in shown):
+            alike: list[list[Likeness]] = []
+            for number in range(len(self.loop.shown)):
+                self.slots[key, number] = shown[key, number]
+                ranked = sorted(shown[key, number], key=lambda at: device(self.tasks[at]))
+                alike.append([_likeness(self.tasks[at]) for at in ranked])
+                for row, at in enumerate(ranked, rows):
+                    self.family[at] = row
+            if any(other != alike[0] for other in alike):
+                raise Irregular(f"slot {key} is not the same in all micro-batches")
+            rows += len(alike[0])
+            self.devices[key] = tuple(dict.fromkeys(number for number, *_ in alike[0]))
+        for side in self.once:
+            side.sort()
+        for row, at in enumerate((*self.once[0], *self.once[1]), rows):
+            self.family[at] = row
+
+    def _orders(self, template: Template) -> list[list[tuple[Key, int]]]:
+        """By device: its slots of all micro-batches."""
+        orders: list[list[tuple[Key, int]]] = [[] for _ in range(1 + max(self.own))]
+        if not template.orders:
+            for number in self.devices.get(_ALL, ()):
+                orders[number] = [(_ALL, micro) for micro in range(self.loop.count)]
+        for order in template.orders:
+            here: dict[int, list[tuple[Key, int]]] = defaultdict(list)
+            for slot in order:
+                key = (slot.kind, slot.stage)
+                for number in self.devices.get(key, ()):
+                    here[number].append((key, slot.micro))
+            for number, found in here.items():
+                if orders[number] not in ([], found):
+                    raise Irregular(f"device {number} has several orders")
+                orders[number] = found
+        return orders
+
+    def _check(self, keys: Sequence[Key]) -> None:
+        """Raise Irregular unless devices run whole slots, in the schedule's order, and those of a kind by number."""
+        shown = {micro: number for number, micro in enumerate(self.loop.shown)}
+        for number, own in self.own.items():
+            ran = [(keys[at], self.micro[at]) for at in own if self.micro[at] is not None]
+            blocks = [pair for pair, _ in groupby(ran)]
+            if blocks != [(key, shown[micro]) for key, micro in self.orders[number] if micro in shown]:
+                raise Irregular(f"device {number} does not run the slots of its schedule one after another")
+            micros: dict[Key, list[int]] = defaultdict(list)
+            for key, micro in self.orders[number]:
+                micros[key].append(micro)
+            if any(found != list(range(self.loop.count)) for found in micros.values()):
+                raise Irregular(f"device {number} does not run its micro-batches in the order of their numbers")
+
+    def _outer(self, tasks: Sequence[int]) -> _Outer:
+        """What a slot needs of others."""
+        inside = set(tasks)
+        found = dict.fromkeys(
+            (self.family[before], self._column(at, before), device(self.tasks[before]) != device(self.tasks[at]))
+            for at in tasks
+            for before in self.before[at]
+            if before not in inside
+        )
+        rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
+        return _Outer(rows, own.astype(bool), across.astype(bool))
+
+    def _column(self, at: int, before: int) -> bool:
+        """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
+        own = self.micro[before]
+        if own is not None and own != self.micro[at] and own != 0:
+            raise Irregular(f"{self.tasks[at].name} needs another micro-batch than its own")
+        return own is not None and own == self.micro[at]
+
+    def run(self) -> _Pace:
+        self.free = [0] * len(self.orders)
+        self.count = [0] * len(self.orders)
+        self.known: dict[object, tuple[NDArray[np.int64], list[int]]] = {}
+        for at in self.once[0]:
+            self._once(at)
+        heads, moved = [0] * len(self.orders), True
+        while moved:
+            moved = False
+            for number, order in enumerate(self.orders):
+                while heads[number] < len(order):
+                    slot = order[heads[number]]
+                    here = self.devices[slot[0]]
+                    if any(self.orders[d][heads[d] : heads[d] + 1] != [slot] for d in here) or not self._slot(*slot):
+                        break
+                    moved = True
+                    for d in here:
+                        heads[d] += 1
+        if any(head < len(order) for head, order in zip(heads, self.orders, strict=True)):
+            raise Irregular("the slots wait for one another")
+        for at in self.once[1]:
+            self._once(at)
+        return self
+
+    def _slot(self, key: Key, micro: int) -> bool:
+        """Run a slot if what it needs has run."""
+        number = self.loop.number(micro)
+        tasks, here, outer = self.slots[key, number], self.devices[key], self.outer[key, number]
+        before = self.ends[outer.rows, np.where(outer.own, micro, 0)]
+        if before.size and before.min() < 0:
+            return False
+        base = min(self.free[d] for d in here) // UNIT * UNIT
+        across = np.maximum(before[outer.across] - base, -1)
+        state = key, number, tuple(self.free[d] - base for d in here), across.tobytes()
+        rows = np.array([self.family[at] for at in tasks])
+        if state not in self.known:
+            for at in tasks:
+                self._task(at, micro)
+            self.known[state] = self.ends[rows, micro] - base, [self.free[d] - base for d in here]
+        ends, free = self.known[state]
+        self.ends[rows, micro] = ends + base
+        devices = np.array([device(self.tasks[at]) for at in tasks])
+        for d, end in zip(here, free, strict=True):
+            self.free[d] = base + end
+            own = rows[devices == d]
+            self.place[own, micro] = self.count[d] + np.arange(len(own))
+            self.count[d] += len(own)
+        return True
+
+    def _once(self, at: int) -> None:
+        """Run a task that is not of a micro-batch."""
+        self._task(at, 0)
+        row, number = self.family[at], device(self.tasks[at])
+        self.ends[row], self.place[row] = self.ends[row, 0], self.count[number]
+        self.count[number] += 1
+
+    def _task(self, at: int, micro: int) -> None:
+        op = self.tasks[at]
+        start = max([self.free[device(op)], *(self._value(at, before, micro) for before in self.before[at])])
+        self.free[device(op)] = self.ends[self.family[at], micro] = ended_after(start, op)
+
+    def _value(self, at: int, before: int, micro: int) -> int:
+        """When a producer has ended."""
+        ends = self.ends[self.family[before]]
+        if self.micro[at] is None:
+            assert ends.min() >= 0, self.tasks[before]
+            return int(ends.max())
+        return int(ends[micro if self._column(at, before) else 0])
+
+
+class _Outer(NamedTuple):
+    """What a slot needs of others: rows of tasks, whether of its own micro-batch, whether of another device."""
+
+    rows: NDArray[np.int64]
+    own: NDArray[np.bool_]
+    across: NDArray[np.bool_]
+
+
+def _keys(tasks: Sequence[Op], template: Template) -> list[Key]:
+    """The slot of every task; what the schedule does not name runs with what follows or precedes it on its device."""
+    named = {(slot.kind, slot.stage) for own in template.orders for slot in own}
+    found: list[Key | None] = []
+    for op in tasks:
+        key = (_KINDS.get(op.phase, ""), template.stage.get(op.forward or op, -1))
+        found.append(key if key in named else None if named else _ALL)
+    for order, late in ((range(len(tasks)), False), (range(len(tasks))[::-1], True)):
+        near: dict[tuple[int, int | None], Key] = {}
+        for at in order:
+            op, own = tasks[at], found[at]
+            where = device(op), micro_of(op)
+            if own is not None:
+                near[where] = own
+            elif (op.phase in _LATE) == late:
+                found[at] = near.get(where)
+    for op, slot in zip(tasks, found, strict=True):
+        if slot is None and micro_of(op) is not None:
+            raise Irregular(f"{op.name} is in no slot")
+    return [slot or _ALL for slot in found]
+
+
+Likeness: TypeAlias = tuple[int, int, str, tuple[tuple[Row, int, int], ...]]
+
+
+def _likeness(op: Op) -> Likeness:
+    """Equal for tasks of two micro-batches that differ in these alone."""
+    cuts = tuple((cut.row, cut.parts, cut.number if not cut.of else 0) for cut in op.cuts)
+    return device(op), op.node, op.phase.value, cuts
+
+
+def _positions(pace: _Pace) -> NDArray[np.int64]:
+    """The position of every task of every micro-batch among all: by end, device, and the device's order."""
+    rows = len(pace.family)
+    devices = np.zeros(len(pace.ends), dtype=np.int64)
+    for at in range(rows):
+        devices[pace.family[at]] = device(pace.tasks[at])
+    row, micro = (x.ravel() for x in np.indices(pace.ends.shape))
+    single = np.zeros(len(pace.ends), dtype=bool)
+    single[[pace.family[at] for side in pace.once for at in side]] = True
+    kept = ~single[row] | (micro == 0)
+    row, micro = row[kept], micro[kept]
+    order = np.lexsort((pace.place[row, micro], devices[row], pace.ends[row, micro]))
+    found = np.full(pace.ends.shape, -1, dtype=np.int64)
+    found[row[order], micro[order]] = np.arange(len(order))
+    found[single] = found[single, :1]
+    return found

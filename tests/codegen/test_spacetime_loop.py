@@ -1,0 +1,224 @@
+"""Plans whose micro-batches stay one operator, against the same plans with an operator for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita import (
+    in_order,
+    micro_batches,
+    one_f_one_b,
+    op_assign,
+    op_order,
+    op_trans,
+    place,
+    recompute,
+    split,
+    stages,
+    swap,
+)
+from partita.codegen.emission.spacetime.emit import emit
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan
+from partita.formulation.pipeline.orders import Slot
+from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.loop import expanded, loop_of
+from partita.formulation.spacetime.op import Op
+from partita.formulation.spacetime.order import PlanConflict
+from partita.formulation.spacetime.stages import evenly
+from partita.formulation.spacetime.transformation import Dim
+from partita.model.capture.load import import_file
+from partita.model.machine.machine import Machine
+from partita.model.zoo import build
+
+FOLDER = Path(__file__).parents[2] / "examples" / "plans"
+GPT = "gpt3-1.3b"
+
+Write = Callable[[Graph, Any], None]
+"""Writes a plan; the second argument makes the transformation into micro-batches of their number."""
+
+
+def each(count: int) -> Any:
+    return split("batch", count, "micro")
+
+
+def planned(write: Write, cut: Any, batch: int, machine: Machine | None = None, **sizes: int) -> SpaceTimePlan:
+    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2, **sizes}), batch=batch)
+    write(graph, cut)
+    return partita.space_time(graph, machine)
+
+
+def alike(a: SpaceTimePlan, b: SpaceTimePlan) -> None:
+    """Compare predictions and programs."""
+    one, other = a.prediction, b.prediction
+    assert one.step_ns == other.step_ns
+    assert [usage.peak for usage in one.memory] == [usage.peak for usage in other.memory]
+    assert one.busy_ns == other.busy_ns
+    assert a.looped.tasks == b.looped.tasks
+    assert emit(a.looped, initial=a.initial) == emit(b.looped, initial=b.initial)
+
+
+EXAMPLES: dict[str, tuple[int, int, int, dict[str, int]]] = {
+    "one_f_one_b": (3, 3, 10, {"micros": 5}),
+    "zero_bubble": (2, 3, 10, {"micros": 5}),
+    "interleaved_1f1b": (4, 4, 8, {}),
+    "pipeline_tensor_data": (2, 8, 8, {"micros": 4}),
+}
+"""Layers, devices, batch, and arguments of the example plans whose micro-batches are alike."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_plans_with_loops_are_as_with_operators(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, devices, batch, arguments = EXAMPLES[name]
+    module = import_file(FOLDER / f"{name}.py")
+
+    def made(loop: bool) -> SpaceTimePlan:
+        def cut(dim: Dim | list[Dim], parts: int, label: str = "") -> Any:
+            return micro_batches(parts, label) if loop and label == "micro" else split(dim, parts, label)
+
+        monkeypatch.setattr(module, "split", cut)
+        graph = partita.graph(*build(GPT, small=True, sizes={"layers": layers}), batch=batch)
+        module.plan(graph, range(devices), **arguments)
+        return partita.space_time(graph)
+
+    found = made(loop=True)
+    assert found.looped.loop is not None and found.looped.loop.count == arguments.get("micros", 4)
+    alike(found, made(loop=False))
+
+
+def accumulated(graph: Graph, cut: Any) -> None:
+    for op in graph.forward:
+        for device, part in enumerate(op_trans(op, split("batch", 2))):
+            op_assign(op_trans(part, cut(5)), device)
+
+
+def by_micro(graph: Graph, made: Callable[[Iterable[Op]], None]) -> None:
+    """Call a primitive for the operators of every layer and micro-batch."""
+    for layer in ("layers.0", "layers.1"):
+        for micro in range(5):
+            made(op for op in graph.forward if op.layer == layer and op.coordinate("micro") == micro)
+
+
+def recomputed(graph: Graph, cut: Any) -> None:
+    pipelined(graph, cut)
+    by_micro(graph, recompute)
+
+
+def swapped(graph: Graph, cut: Any) -> None:
+    pipelined(graph, cut)
+    by_micro(graph, swap)
+
+
+def fetched(graph: Graph, cut: Any) -> None:
+    """Weights in halves on two devices, which fetch them for every use."""
+    accumulated(graph, cut)
+    for op in graph.optimizer:
+        name, half = op.of.name, evenly(op, 2)
+        parts = op_trans(op, half)
+        place(graph, name, half, [0, 1])
+        for device, part in enumerate(parts):
+            op_assign(part, device)
+
+
+def pipelined(graph: Graph, cut: Any) -> None:
+    for op in graph.forward:
+        op_trans(op, cut(5))
+    parts = stages(graph, 2)
+    for device, ops in enumerate(parts):
+        op_assign(ops, device)
+    in_order(one_f_one_b(2, 5), parts)
+
+
+@pytest.mark.parametrize("write", [accumulated, recomputed, fetched])
+def test_other_plans_with_loops_are_as_with_operators(write: Write) -> None:
+    a, b = planned(write, micro_batches, 10), planned(write, each, 10)
+    assert a.looped.loop is not None
+    alike(a, b)
+
+
+def test_reloads_among_other_micro_batches_are_expanded() -> None:
+    machine = Machine.load("v100-32gb", nodes=1)
+    a, b = planned(swapped, micro_batches, 10, machine), planned(swapped, each, 10, machine)
+    assert a.looped.loop is None
+    alike(a, b)
+
+
+def test_the_expanded_plan_is_the_reference() -> None:
+    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=10)
+    pipelined(graph, micro_batches)
+    loop = loop_of(graph)
+    assert loop is not None and loop.count == 5
+    whole = partita.space_time(expanded(graph, loop))
+    assert whole.looped.loop is None
+    alike(partita.space_time(graph), whole)
+
+
+def test_tasks_do_not_grow_with_micro_batches() -> None:
+    """Only three micro-batches are derived, however many there are."""
+    small, large = (planned(many(count), micro_batches, count) for count in (4, 400))
+    assert len(small.program.tasks.ops) == len(large.program.tasks.ops)
+    assert large.looped.tasks > 50 * small.looped.tasks
+    assert large.prediction.step_ns > 50 * small.prediction.step_ns
+    assert large.batch == 400 and "BATCH = 400 " in large.source()
+
+
+def many(count: int) -> Write:
+    def write(graph: Graph, cut: Any) -> None:
+        for op in graph.forward:
+            op_assign(op_trans(op, cut(count)), 0)
+
+    return write
+
+
+def test_an_order_that_deadlocks_is_told() -> None:
+    """Backward of a micro-batch before its forward, of the fifth only: the template alone does not show it."""
+
+    def write(graph: Graph, cut: Any) -> None:
+        for op in graph.forward:
+            op_trans(op, cut(6))
+        parts = stages(graph, 2)
+        for device, ops in enumerate(parts):
+            op_assign(ops, device)
+        first, second = one_f_one_b(2, 6)
+        at = second.index(Slot("B", 1, 4))
+        turned = (*second[: at - 1], second[at], second[at - 1], *second[at + 1 :])
+        assert second[at - 1] == Slot("F", 1, 4)
+        in_order((first, turned), parts)
+
+    with pytest.raises(PlanConflict, match=r"the smallest conflict[\s\S]*micro 5/6"):
+        planned(write, micro_batches, 12)
+
+
+def test_micro_batches_in_another_order_are_expanded() -> None:
+    """The schedule runs the second last: they are not alike, and every one has its operators."""
+
+    def write(graph: Graph, cut: Any) -> None:
+        for op in graph.forward:
+            op_assign(op_trans(op, cut(5)), 0)
+        turns = (0, 2, 3, 4, 1)
+        in_order((tuple(Slot(kind, 0, micro) for micro in turns for kind in "FB"),), [graph.forward])
+
+    found = planned(write, micro_batches, 10)
+    assert found.looped.loop is None
+    alike(found, planned(write, each, 10))
+
+
+def test_refusals() -> None:
+    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=10)
+    first, second, *others = graph.forward
+    (looped,) = op_trans(first, micro_batches(5))
+    with pytest.raises(partita.PartitaError, match=r"arange .*has micro-batches already: 5 of 'micro'"):
+        op_trans(looped, micro_batches(5))
+    with pytest.raises(partita.PartitaError, match=r"stands for all its micro-batches: order them by in_order"):
+        op_order(looped, second)
+    with pytest.raises(partita.PartitaError, match=r"runs once in a step"):
+        op_trans(graph.optimizer[0], micro_batches(5))
+    op_assign([looped, second, *others], 0)
+    with pytest.raises(partita.PartitaError, match=r"has no micro-batches, .* has 5 of 'micro': a plan has one loop"):
+        partita.space_time(graph)
+    with pytest.raises(partita.PartitaError, match=r"positive integer"):
+        micro_batches(0)
