@@ -86,9 +86,13 @@ def expanded(graph: Graph, loop: Loop) -> Graph:
 def template(graph: Graph, loop: Loop) -> Template | None:
     """The plan with the first micro-batch, one between and the last.
 
-    None if it has no others, or several schedules.
+    None if it has no others, some have other sizes, several schedules, one of other parts, or orders of operators that
+    became micro-batches later.
     """
-    if loop.count <= SHOWN or len(graph.schedules) > 1:
+    ordered = (now for order in graph.orders for op in (*order.first, *order.second) for now in op.current)
+    if loop.count <= SHOWN or any(op.loop is not None for op in ordered) or not all(op.alike for op in graph.forward):
+        return None
+    if len(graph.schedules) > 1 or any(schedule.label != loop.label for schedule in graph.schedules):
         return None
     made, stage = _with(graph, loop, loop.shown)
     return Template(made, loop, graph.schedules[0].orders if graph.schedules else (), stage)
@@ -122,18 +126,20 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
     made.stores = [copy for op in graph.stores for copy in copies[op]]
 
     def of(ops: Sequence[Op]) -> tuple[Op, ...]:
-        return tuple(copy for op in ops for copy in copies[op])
+        found: dict[Op | None, None] = {}
+        for now in (now for op in ops for now in op.current):
+            own = copies[now.forward or now]
+            found |= dict.fromkeys(own if now.forward is None else (made.derived(copy, now.phase) for copy in own))
+        return tuple(op for op in found if op is not None)
 
     made.orders = [Order(of(order.first), of(order.second), order.where) for order in graph.orders]
     known = {micro: number for number, micro in enumerate(micros)}
     for schedule in graph.schedules:
-        orders = tuple(
-            tuple(slot._replace(micro=known[slot.micro]) for slot in own if slot.micro in known)
-            for own in schedule.orders
-        )
-        stale = next((op for ops in schedule.stages for op in ops if op.replaced), None)
-        if stale is not None:
-            raise PartitaError(f"{stale.name} was transformed after it was ordered: order its parts")
+        orders = schedule.orders
+        if schedule.label == loop.label:
+            orders = tuple(
+                tuple(slot._replace(micro=known[slot.micro]) for slot in own if slot.micro in known) for own in orders
+            )
         groups = [of(ops) for ops in schedule.stages]
         in_order(orders, groups, schedule.label)
         stage |= {op: number for number, ops in enumerate(groups) for op in ops}

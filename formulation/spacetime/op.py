@@ -6,7 +6,7 @@ An `Op` is one task: it computes a part of a node, on one device, at one time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -61,8 +61,11 @@ class Cut:
     def __str__(self) -> str:
         if self.loop:
             return f"{self.label} 1 to {self.parts}"
-        last = self.number == self.parts - 1
-        return f"{self.label} {self.total if last else self.number + 1}/{self.total}"
+        return self.numbered(self.total - 1 if self.number == self.parts - 1 else self.number)
+
+    def numbered(self, number: int) -> str:
+        """Its words for part `number` of the plan."""
+        return f"{self.label} {number + 1}/{self.total}"
 
 
 class Op:
@@ -128,8 +131,12 @@ class Op:
     @property
     def name(self) -> str:
         """Name for messages: `layers.0.up forward (batch 2/4)`."""
-        parts = f" ({', '.join(map(str, self.cuts))})" if self.cuts else ""
-        return f"{self.of.name} {self.phase.value}{parts}"
+        return self.named(self.cuts)
+
+    def named(self, cuts: Iterable[object]) -> str:
+        """Its name with these words for its cuts."""
+        parts = ", ".join(map(str, cuts))
+        return f"{self.of.name} {self.phase.value}{f' ({parts})' if parts else ''}"
 
     @property
     def is_forward(self) -> bool:
@@ -224,9 +231,17 @@ class Op:
     @property
     def even(self) -> bool:
         """True if its transformations cut every tensor into parts of one size."""
+        return self._even(self.cuts)
+
+    @property
+    def alike(self) -> bool:
+        """True if the micro-batches for which it stands have one size, or it stands for none."""
+        return self.loop is None or self._even(self.cuts[: self.cuts.index(self.loop) + 1])
+
+    def _even(self, cuts: tuple[Cut, ...]) -> bool:
         for operand, source in enumerate((*self.of.inputs, self.node)):
             sizes = list(self.graph.atoms[source].sizes)
-            for cut in self.cuts:
+            for cut in cuts:
                 letter = cut.row.output if source == self.node else cut.row.inputs[operand]
                 if is_split(letter):
                     size, left = divmod(sizes[atom_of(letter)], cut.parts)

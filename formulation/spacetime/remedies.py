@@ -214,6 +214,8 @@ def _in_flight(graph: Graph, *, most: int) -> str:
             for op in graph.forward:
                 if op.device == device:
                     found.setdefault(op.labels[label].number, []).append(op)
+    if not names:  # they are a loop, whose operators cannot be ordered apart
+        return ""
     graph.orders[:] = [order for order in graph.orders if not _between(order, names)]
     for found in by_device.values():
         _one_after_the_other([ops for _, ops in sorted(found.items())], most)
