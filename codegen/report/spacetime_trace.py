@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...formulation.spacetime.materialized import Collective, Instruction, Receive, Run, Send, reads, writes
-from ...formulation.spacetime.op import Op
+from ...formulation.spacetime.materialized import Collective, Receive, Run, Send, reads, writes
+from ...formulation.spacetime.op import Cut
 from ...formulation.spacetime.predict import COMPUTE, STREAMS, Prediction, Timed
 from ...model.graph.pcg import PCG
 
@@ -26,7 +26,7 @@ def timeline(prediction: Prediction) -> dict[str, Any]:
         events.append(_named("process_name", device, 0, f"device {device}"))
         events += [_named("thread_name", device, t, s) for t, s in enumerate(STREAMS) if s in used]
         events += _slices(pcg, device, own)
-        events += _arrows(device, own)
+        events += _arrows(device, own, prediction.looped.count)
         for ns, size in prediction.memory[device].over_time:
             counted = {"name": "memory", "ph": "C", "pid": device, "ts": ns / 1e3, "args": {"MiB": size / 2**20}}
             events.append(counted)
@@ -40,11 +40,11 @@ def _slices(pcg: PCG, device: int, own: Sequence[Timed]) -> Iterator[Event]:
     computed = [timed for timed in shown if timed.stream == COMPUTE]
     for words, run in _runs(computed, several):
         first, last = run[0], run[-1]
-        details = {"from": _name(pcg, first.instruction), "to": _name(pcg, last.instruction), "operators": len(run)}
+        details = {"from": _name(pcg, first), "to": _name(pcg, last), "operators": len(run)}
         yield _slice(words, device, COMPUTE, first.start_ns, last.end_ns, details)
     for timed in shown:
         details = {"bytes": timed.size_bytes} if timed.size_bytes else {}
-        name = _name(pcg, timed.instruction)
+        name = _name(pcg, timed)
         yield _slice(name, device, timed.stream, timed.start_ns, timed.end_ns, details)
 
 
@@ -52,7 +52,11 @@ def _runs(computed: Sequence[Timed], several: frozenset[str]) -> Iterator[tuple[
     """Consecutive slices of one group; data movement on the device belongs to the group before it."""
     words, end, run = "", 0, list[Timed]()
     for timed in computed:
-        now = _group(timed.instruction.op, several) if isinstance(timed.instruction, Run) else words or "data movement"
+        now = (
+            _group(timed.instruction, timed.micro, several)
+            if isinstance(timed.instruction, Run)
+            else words or "data movement"
+        )
         if run and (now != words or timed.start_ns > end):
             yield words, run
             run = []
@@ -73,14 +77,20 @@ def _several(own: Sequence[Timed]) -> frozenset[str]:
     return frozenset(label for (_, _, label), numbers in parts.items() if len(numbers) > 1)
 
 
-def _group(op: Op, several: frozenset[str]) -> str:
+def _words(cut: Cut, micro: int) -> str:
+    """The number of a part; of a template's micro-batch, that for which it runs."""
+    return cut.numbered(micro) if cut.of else str(cut)
+
+
+def _group(run: Run, micro: int, several: frozenset[str]) -> str:
     """The phase and the cuts that consecutive operators share: `backward micro 2/4`."""
-    return " ".join([op.phase.value, *(str(cut) for cut in op.cuts if cut.label in several)])
+    return " ".join([run.op.phase.value, *(_words(cut, micro) for cut in run.op.cuts if cut.label in several)])
 
 
-def _name(pcg: PCG, instruction: Instruction) -> str:
+def _name(pcg: PCG, timed: Timed) -> str:
+    instruction = timed.instruction
     if isinstance(instruction, Run):
-        return instruction.op.name
+        return instruction.op.named(_words(cut, timed.micro) for cut in instruction.op.cuts)
     register = (*writes(instruction), *reads(instruction))[0]
     what = {"value": ""}.get(register.tensor.kind, f"{register.tensor.kind} of ")
     kind = (
@@ -91,13 +101,14 @@ def _name(pcg: PCG, instruction: Instruction) -> str:
     return f"{kind} {what}{pcg.nodes[register.tensor.node].name}"
 
 
-def _arrows(device: int, own: Sequence[Timed]) -> Iterator[Event]:
-    """Both ends of every message."""
+def _arrows(device: int, own: Sequence[Timed], micros: int) -> Iterator[Event]:
+    """Both ends of every message; one of a loop is sent for each of its micro-batches."""
     for timed in own:
         if isinstance(timed.instruction, Send | Receive):
             sent = isinstance(timed.instruction, Send)
             end = {"ph": "s"} if sent else {"ph": "f", "bp": "e"}
-            at = {"id": timed.instruction.key, "pid": device, "tid": STREAMS.index(timed.stream)}
+            number = timed.instruction.key * micros + timed.micro
+            at = {"id": number, "pid": device, "tid": STREAMS.index(timed.stream)}
             yield {"name": "message", "cat": "transfer", **end, **at, "ts": timed.start_ns / 1e3}
 
 

@@ -8,11 +8,12 @@ from typing import TypeAlias
 from ...model.sizes import bytes_text
 from ...model.wording import runs
 from .lifetimes import Span
+from .looped import Looped
 from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE
 from .materialized import Collective, Instruction, Run
 from .names import pattern
 from .op import Op, Phase
-from .predict import Prediction
+from .predict import Held, Prediction
 
 MOST_SHOWN = 12
 
@@ -36,23 +37,24 @@ def alive(found: Prediction, device: int) -> tuple[Alive, ...]:
     several = micro_batches(found.program.tasks.graph.forward, device)
     lines = list(_lasting(found, device))
     gradients: list[tuple[str, int]] = []
-    together: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in found.alive(device):
+    together: dict[tuple[str, str], list[Held]] = defaultdict(list)
+    for held in found.alive(device):
+        span = held.span
         name = nodes[span.tensor.node].name
         if span.kind == "gradients":
             gradients.append((name, span.size_bytes))
         else:
-            together[span.kind, _what(span, own, name)].append(span)
+            together[span.kind, _what(span, own, name)].append(held)
     lines += _of_parameters("gradients", gradients, sum(size for _, size in gradients))
     for (kind, what), equal in together.items():
-        layers = len({nodes[span.tensor.node].name for span in equal})
-        tasks = [task for span in equal if (task := _task(span, own)) is not None]
+        layers = len({nodes[held.span.tensor.node].name for held in equal})
+        cuts = [labels for held in equal if (labels := _labels(held, own, found.looped))]
         counts = [f"{layers} layers"] if layers > 1 else []
         for label, count in several.items():
-            numbers = {task.labels[label].number for task in tasks if label in task.labels}
+            numbers = {labels[label] for labels in cuts if label in labels}
             counts += [f"{label[0]} {_ranges(numbers)} of {count}"] if numbers else []
         text = f"{what} ({'; '.join(counts)})" if counts else what
-        lines.append(Alive(sum(span.size_bytes for span in equal), kind, text, len(equal)))
+        lines.append(Alive(sum(held.span.size_bytes for held in equal), kind, text, len(equal)))
     return tuple(sorted(lines, key=lambda line: (-line.size_bytes, line.text)))
 
 
@@ -69,16 +71,23 @@ def shown_lines(lines: Sequence[Alive]) -> list[str]:
 def micro_batches(ops: Iterable[Op], device: int) -> dict[Label, int]:
     """The transformations that all forward operators of a device have, and of which it runs several parts.
 
-    In their order among the cuts, with the number of parts that the device runs.
+    In their order among the cuts, with the number of parts that the device runs, of a template in the plan.
     """
     own = [op for op in ops if op.device == device]
     numbers: dict[Label, set[int]] = defaultdict(set)
     having: dict[Label, int] = defaultdict(int)
+    loops: dict[Label, int] = {}
     for op in own:
         for label, cut in op.labels.items():
             numbers[label].add(cut.number)
             having[label] += 1
-    return {label: len(found) for label, found in numbers.items() if len(found) > 1 and having[label] == len(own)}
+            if cut.of:
+                loops[label] = cut.of
+    return {
+        label: loops.get(label, len(found))
+        for label, found in numbers.items()
+        if len(found) > 1 and having[label] == len(own)
+    }
 
 
 def _lasting(found: Prediction, device: int) -> Iterator[Alive]:
@@ -116,9 +125,16 @@ def _what(span: Span, own: Sequence[Instruction], name: str) -> str:
     return text + (", for backward" if span.kind == "activations" else "")
 
 
-def _task(span: Span, own: Sequence[Instruction]) -> Op | None:
-    """The first task that makes or reads it."""
-    return next((x.op for x in (own[at] for at in span.touched) if isinstance(x, Run)), None)
+def _labels(held: Held, own: Sequence[Instruction], looped: Looped) -> dict[Label, int]:
+    """The parts of the first task that makes or reads it, with the numbers that they have in the plan."""
+    task = next((x.op for x in (own[at] for at in held.span.touched) if isinstance(x, Run)), None)
+    numbers: dict[Label, int] = {}
+    for label, cut in task.labels.items() if task else ():
+        if cut.of and looped.loop is not None:
+            numbers[label] = looped.loop.shown[cut.number] if held.micro is None else held.micro
+        else:
+            numbers[label] = cut.number
+    return numbers
 
 
 def _ranges(numbers: Iterable[int]) -> str:

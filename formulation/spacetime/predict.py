@@ -105,6 +105,13 @@ class Usage:
         return sum(self.peak.values())
 
 
+class Held(NamedTuple):
+    """An allocation, and the micro-batch of a loop that it belongs to, if it is one's."""
+
+    span: Span
+    micro: int | None
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A simulated step: the times of every device's instructions, its memory, and what lives in it."""
@@ -150,7 +157,7 @@ class Prediction:
         peaks, capacity = self.peak_bytes, self.machine.device.capacity_bytes
         return tuple(sorted((d for d, peak in enumerate(peaks) if peak > capacity), key=lambda d: (-peaks[d], d)))
 
-    def alive(self, device: int) -> tuple[Span, ...]:
+    def alive(self, device: int) -> tuple[Held, ...]:
         """The allocations of a device at its peak; what lies in it for the whole step is in `living`."""
         living, now = self.living[device], set[int]()
         changes = _changes(self.looped, device, self.times[device], living)
@@ -162,8 +169,8 @@ class Prediction:
                 break
             total += size
             (now.discard if frees else now.add)(span)
-        numbers = changes.numbers
-        return tuple(living.spans[numbers[span]] for span in sorted(now) if living.spans[numbers[span]].size_bytes)
+        held = (Held(living.spans[changes.numbers[span]], changes.micros[span]) for span in sorted(now))
+        return tuple(own for own in held if own.span.size_bytes)
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
@@ -391,7 +398,7 @@ class _Changes(NamedTuple):
     """Allocations and frees in order: times, bytes (negative if freed), and which of the allocations of a loop.
 
     At equal times they follow instruction order; within one, allocations precede frees. `numbers`: by allocation, its
-    span in the template.
+    span in the template; `micros`: its micro-batch, if it belongs to one.
     """
 
     times: Numbers
@@ -399,20 +406,22 @@ class _Changes(NamedTuple):
     frees: Numbers
     spans: Numbers
     numbers: Sequence[int]
+    micros: Sequence[int | None]
 
 
 def _changes(looped: Looped, device: int, times: Times, living: Lifetimes) -> _Changes:
     at = np.full((len(looped.program.devices[device]), looped.count), -1, dtype=np.int64)
     at[times.places, times.micros] = np.arange(len(times.places))
     of = [looped.of[step] if looped.of else None for step in looped.program.steps[device]]
-    firsts, lasts, sizes, numbers = [], [], [], list[int]()
+    firsts, lasts, sizes, numbers, micros = [], [], [], list[int](), list[int | None]()
     for number, span in enumerate(living.spans):
         touched = list(dict.fromkeys(span.touched))
-        first, last = _ends(looped, at, times, [(place, of[place]) for place in touched])
+        first, last, own = _ends(looped, at, times, [(place, of[place]) for place in touched])
         firsts.append(first)
         lasts.append(last)
         sizes.append(np.full(len(first), span.size_bytes))
         numbers += [number] * len(first)
+        micros += own
     none = np.zeros(0, dtype=np.int64)
     first, last, size = (np.concatenate(x) if x else none for x in (firsts, lasts, sizes))
     allocation = np.arange(len(first))
@@ -420,20 +429,22 @@ def _changes(looped: Looped, device: int, times: Times, living: Lifetimes) -> _C
     place, frees = np.concatenate((first, last)), np.repeat((0, 1), len(first))
     size, allocation = np.concatenate((size, -size)), np.concatenate((allocation, allocation))
     order = np.lexsort((allocation, size, frees, place, ns))
-    return _Changes(ns[order], size[order], frees[order], allocation[order], numbers)
+    return _Changes(ns[order], size[order], frees[order], allocation[order], numbers, micros)
 
 
 def _ends(
     looped: Looped, at: Numbers, times: Times, touched: Sequence[tuple[int, int | None]]
-) -> tuple[Numbers, Numbers]:
+) -> tuple[Numbers, Numbers, Sequence[int | None]]:
     """The first and last instructions that touch an allocation: of every micro-batch, if it belongs to one.
 
-    `touched`: places in the template with their micro-batches there.
+    Also these micro-batches. `touched`: places in the template with their micro-batches there.
     """
     micros = {micro for _, micro in touched}
+    which: Sequence[int | None] = (None,)
     if len(micros) == 1 and looped.loop is not None and (micro := micros.pop()) is not None:
         numbers = looped.loop.stands_for(micro)
         own = np.array([at[place, numbers.start : numbers.stop] for place, _ in touched])
+        which = numbers
     else:
         parts = []
         for place, micro in touched:
@@ -442,7 +453,7 @@ def _ends(
         own = np.concatenate(parts)[:, None]
     ends = times.ends[own]
     last = np.where(ends == ends.max(axis=0), own, -1).max(axis=0)
-    return own[0], last
+    return own[0], last, which
 
 
 def _usage(looped: Looped, device: int, times: Times, living: Lifetimes) -> Usage:

@@ -10,6 +10,7 @@ import pytest
 
 import partita
 from partita import (
+    gpipe,
     in_order,
     micro_batches,
     one_f_one_b,
@@ -24,11 +25,13 @@ from partita import (
 )
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
+from partita.codegen.report.spacetime_trace import timeline
 from partita.formulation.pipeline.orders import Slot
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.loop import expanded, loop_of
+from partita.formulation.spacetime.loop import Loop, expanded, loop_of, template
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.order import PlanConflict
+from partita.formulation.spacetime.peak import alive
 from partita.formulation.spacetime.stages import evenly
 from partita.formulation.spacetime.transformation import Dim
 from partita.model.capture.load import import_file
@@ -46,20 +49,33 @@ def each(count: int) -> Any:
     return split("batch", count, "micro")
 
 
-def planned(write: Write, cut: Any, batch: int, machine: Machine | None = None, **sizes: int) -> SpaceTimePlan:
-    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2, **sizes}), batch=batch)
+def planned(
+    write: Write, cut: Any, batch: int, machine: Machine | None = None, dtype: str = "float32"
+) -> SpaceTimePlan:
+    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=batch)
     write(graph, cut)
-    return partita.space_time(graph, machine)
+    return partita.space_time(graph, machine, dtype=dtype)
+
+
+def traced(plan: SpaceTimePlan) -> list[dict[str, Any]]:
+    """The events of a plan's timeline, with its messages numbered anew."""
+    numbers: dict[int, int] = {}
+    events = timeline(plan.prediction)["traceEvents"]
+    return [e | ({"id": numbers.setdefault(e["id"], len(numbers))} if "id" in e else {}) for e in events]
 
 
 def alike(a: SpaceTimePlan, b: SpaceTimePlan) -> None:
-    """Compare predictions and programs."""
+    """Compare predictions, what they tell, and programs."""
     one, other = a.prediction, b.prediction
+    assert traced(a) == traced(b)
+    for device in range(a.ranks):
+        assert {*alive(one, device)} == {*alive(other, device)}
     assert one.step_ns == other.step_ns
     assert [usage.peak for usage in one.memory] == [usage.peak for usage in other.memory]
     assert one.busy_ns == other.busy_ns
     assert a.looped.tasks == b.looped.tasks
-    assert emit(a.looped, initial=a.initial) == emit(b.looped, initial=b.initial)
+    assert a.dtype == b.dtype
+    assert emit(a.looped, dtype=a.dtype, initial=a.initial) == emit(b.looped, dtype=b.dtype, initial=b.initial)
 
 
 EXAMPLES: dict[str, tuple[int, int, int, dict[str, int]]] = {
@@ -94,6 +110,14 @@ def accumulated(graph: Graph, cut: Any) -> None:
     for op in graph.forward:
         for device, part in enumerate(op_trans(op, split("batch", 2))):
             op_assign(op_trans(part, cut(5)), device)
+
+
+def uneven(graph: Graph, cut: Any) -> None:
+    """Micro-batches of three samples on two devices."""
+    for op in graph.forward:
+        for part in op_trans(op, cut(5)):
+            for device, own in enumerate(op_trans(part, split("batch", 2))):
+                op_assign(own, device)
 
 
 def by_micro(graph: Graph, made: Callable[[Iterable[Op]], None]) -> None:
@@ -133,11 +157,91 @@ def pipelined(graph: Graph, cut: Any) -> None:
     in_order(one_f_one_b(2, 5), parts)
 
 
-@pytest.mark.parametrize("write", [accumulated, recomputed, fetched])
-def test_other_plans_with_loops_are_as_with_operators(write: Write) -> None:
-    a, b = planned(write, micro_batches, 10), planned(write, each, 10)
+@pytest.mark.parametrize("write, batch", [(accumulated, 10), (recomputed, 10), (fetched, 10), (uneven, 15)])
+def test_other_plans_with_loops_are_as_with_operators(write: Write, batch: int) -> None:
+    a, b = planned(write, micro_batches, batch), planned(write, each, batch)
     assert a.looped.loop is not None
     alike(a, b)
+
+
+@pytest.mark.parametrize(
+    "write, dtype",
+    [
+        (pipelined, "mixed-bfloat16"),
+        (pipelined, "mixed-float16"),
+        (pipelined, "pure-bfloat16"),
+        (fetched, "mixed-bfloat16"),
+    ],
+)
+def test_other_dtypes(write: Write, dtype: str) -> None:
+    a, b = (planned(write, cut, 10, dtype=dtype) for cut in (micro_batches, each))
+    assert a.looped.loop is not None and dtype.partition("-")[2] in a.source()
+    alike(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed-bfloat16"])
+def test_equals_the_module(dtype: str) -> None:
+    found = planned(pipelined, micro_batches, 10, dtype=dtype)
+    assert found.looped.loop is not None
+    verdict = found.verify(steps=2)
+    assert verdict["ok"] and verdict["checked"] > 20, verdict
+
+
+def test_micro_batches_of_unlike_sizes_are_expanded() -> None:
+    """Of ten samples on each device 3, 3, 3 and 1: of three micro-batches for these, seven or eight samples."""
+
+    def write(graph: Graph, cut: Any) -> None:
+        for op in graph.forward:
+            for device, part in enumerate(op_trans(op, split("batch", 2))):
+                op_assign(op_trans(part, cut(4)), device)
+
+    a, b = (planned(write, cut, 20) for cut in (micro_batches, each))
+    assert a.looped.loop is None
+    alike(a, b)
+
+
+def test_schedules_hold_for_parts() -> None:
+    """Operators that are transformed after they were ordered."""
+
+    def write(graph: Graph, cut: Any) -> None:
+        pipelined(graph, cut)
+        for op in graph.find("layers.*.up"):
+            for part in op_trans(op, split("o", 2)):
+                op_assign(part, op.device or 0)
+
+    a, b = (planned(write, cut, 10) for cut in (micro_batches, each))
+    assert a.looped.loop is not None
+    alike(a, b)
+
+
+def test_orders_of_what_became_micro_batches() -> None:
+    """All micro-batches of one before all of the other, and of updates that were transformed since."""
+
+    def write(graph: Graph, cut: Any) -> None:
+        first, second = graph.find("layers.*.up")
+        op_order(first.backward, graph.optimizer[0])
+        op_order(graph.optimizer[-1], graph.optimizer[0])
+        op_order(first, second)
+        op_trans(graph.optimizer[0], evenly(graph.optimizer[0], 2))
+        for op in graph.forward:
+            op_trans(op, cut(5))
+        op_assign(graph.ops, 0)
+
+    a, b = (planned(write, cut, 10) for cut in (micro_batches, each))
+    assert a.looped.loop is None
+    alike(a, b)
+
+
+def test_a_schedule_of_other_parts_than_micro_batches() -> None:
+    def write(graph: Graph, cut: Any, count: int = 2) -> None:
+        for op in graph.forward:
+            op_assign([q for p in op_trans(op, split("batch", 3, "third")) for q in op_trans(p, cut(count))], 0)
+        in_order(gpipe(1, 3), [graph.forward], "third")
+
+    alike(*(planned(write, cut, 6) for cut in (micro_batches, each)))
+    graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=12)
+    write(graph, micro_batches, 4)
+    assert template(graph, Loop("micro", 4)) is None
 
 
 def test_reloads_among_other_micro_batches_are_expanded() -> None:
