@@ -129,7 +129,7 @@ class StagePrice:
     layer_of: Mapping[int, str] = field(default_factory=dict)
     micro_batches: int = 1
     host_ns: int = 0
-    busy_ns: Callable[[int], int] = field(default=lambda ns: 0, repr=False)
+    busy_ns: Callable[[int], int] = field(default=lambda ns: 0, repr=False, compare=False)
 
     @property
     def overlaps(self) -> list[Overlap]:
