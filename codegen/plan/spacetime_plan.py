@@ -191,15 +191,17 @@ def space_time(
     optimizer: str = "adamw",
     communication: str = "rvd",
     model: Mapping[str, Any] | None = None,
-    module: TrainedModule | None = None,
+    module: TrainedModule | tuple[nn.Module, Any] | None = None,
 ) -> SpaceTimePlan:
     """Validate, order and materialize the plan that the operators of `graph` form; `dtype` as for `partita.optimize`.
 
+    `module`: what `verify` trains beside the program, with example inputs; None: what the graph was captured from.
     Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies, and
     DoesNotFitError if a device of `machine` has too little memory. Without a machine, the devices are A100s with all
     the memory that the plan needs; `machine.without_memory_limit()` is a machine that refuses nothing.
     """
     from ...model.capture.initial import values_of
+    from ...model.capture.objective import TrainedModule
 
     count = ranks(graph) if devices is None else devices
     if machine is None:
@@ -211,7 +213,7 @@ def space_time(
 
     programs = Programs(machine, count, communication, dtype)
     program = programs.of(graph)
-    known = module or graph.module
+    known = graph.module if module is None else TrainedModule(*module)
     initial = values_of(known[0], graph.pcg.originals) if known else None
     made = SpaceTimePlan(
         program,

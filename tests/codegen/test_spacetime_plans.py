@@ -435,3 +435,11 @@ def test_what_follows_from_a_sum_over_samples_is_computed_of_its_addends() -> No
 def test_every_parameter_of_a_gpt_can_be_cut_evenly(parts: int) -> None:
     for op in empty(GPT).optimizer:
         assert len({part.mask(None).box for part in op_trans(op, evenly(op, parts))}) == parts
+
+
+def test_a_module_is_given_with_its_inputs() -> None:
+    """A captured graph alone does not know its module."""
+    module, inputs = build("mlp", small=True)
+    graph = partita.graph(partita.graph(module, inputs, batch=4).pcg)
+    op_assign(graph.forward, 0)
+    assert space_time(graph, module=(module, inputs)).verify(steps=1)["ok"]
