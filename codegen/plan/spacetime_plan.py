@@ -212,7 +212,7 @@ def space_time(
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
 
     programs = Programs(machine, count, communication, dtype)
-    program = programs.of(graph)
+    program, kept = programs.of(graph), graph.copy()  # which the caller may go on to change
     known = graph.module if module is None else TrainedModule(*module)
     initial = values_of(known[0], graph.pcg.originals) if known else None
     made = SpaceTimePlan(
@@ -223,7 +223,7 @@ def space_time(
         model or {},
         module=known,
         initial=initial,
-        expanded=lambda: programs.expanded(graph),
+        expanded=lambda: programs.expanded(kept),
     )
     if machine.limited and made.prediction.too_full:
 

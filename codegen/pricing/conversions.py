@@ -58,6 +58,7 @@ class Conversions:
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
         self.ahead = {i: layer.name for layer in hiding_layers(plan.graph, plan.together) for i in layer.nodes}
+        self.conversions = 0  # counted so far
         self.transient: dict[str, list[Kept]] = {}  # of a layer that is recomputed, or whose weights travel ahead
 
     def is_here(self, index: int) -> bool:
@@ -190,6 +191,7 @@ class Conversions:
 
         `regather`: backward repeats the forward conversion. So does recomputation of node `at`.
         """
+        self.conversions += 1
         current, moved, gradient = list(source), False, self.graph.nodes[index].gradient and backward
         share = latency_shares_of(self.plan).get(index)
         for step in route(self.plan, index, source, target):
@@ -212,7 +214,7 @@ class Conversions:
                     self.add(
                         Item(
                             part, action.value, phase, index, at, when,
-                            ns=ns, count=self.k, axes=(step.axis,), bytes=size,
+                            ns=ns, count=self.k, axes=(step.axis,), bytes=size, conversion=self.conversions,
                         )
                     )  # fmt: skip
             moved |= value is not Action.NOTHING

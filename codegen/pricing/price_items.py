@@ -33,7 +33,7 @@ class Item:
     """One kernel or collective: `ns` once, `count` times a step (the micro-batches, or 1), in `calls` calls each time.
 
     `node` is the operator, or the tensor that moves or is updated; it runs at node `at`. `axes` are the mesh axes that
-    communicate (empty: no communication), `bytes` the size of the message.
+    communicate (empty: no communication), `bytes` the size of the message. Steps of one conversion share its number.
     """
 
     part: Part
@@ -47,6 +47,7 @@ class Item:
     axes: tuple[int, ...] = ()
     bytes: int = 0
     calls: int = 1
+    conversion: int = 0
 
     @property
     def total_ns(self) -> int:
@@ -149,7 +150,8 @@ class StagePrice:
             streams["traffic" if item.hides else "kernels"] += item.total_ns
             streams["host"] += item.calls * item.count * self.host_ns
             if item.hides:
-                messages[layer, place, item.count, (item.part, item.phase, item.slot, item.node, item.at)] += item.ns
+                one = item.part, item.phase, item.slot, item.node, item.at, item.conversion
+                messages[layer, place, item.count, one] += item.ns
         for (layer, place, count, _), ns in messages.items():
             each[layer][place]["busy"] += self.busy_ns(ns) * count
         found, k = [], self.micro_batches

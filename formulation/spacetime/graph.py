@@ -187,6 +187,11 @@ class Graph:
         """True for the value of a parameter, or another tensor of that `kind`."""
         return tensor.kind == kind and self.pcg.nodes[tensor.node].op == "parameter"
 
+    def clear_orders(self) -> None:
+        """Forget what `op_order` and `in_order` said."""
+        self.orders.clear()
+        self.schedules.clear()
+
     def copy(self) -> "Graph":
         """A graph of the same plan, to change without changing this one."""
         made = copy(self)

@@ -70,7 +70,9 @@ def loop_of(graph: Graph) -> Loop | None:
         words = f"{other.name} {has}, {first.name} has {found.count} of {found.label!r}: a plan has one loop for all"
         raise PartitaError(told(other.where, f"{words}, or makes its micro-batches with split()"))
     if graph.pcg.batch % found.count:
-        raise PartitaError(f"{graph.pcg.batch} samples are not {found.count} equal micro-batches")
+        raise PartitaError(
+            f"{graph.pcg.batch} samples are not {found.count} equal micro-batches: make them with split()"
+        )
     return found
 
 

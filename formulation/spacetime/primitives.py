@@ -15,7 +15,7 @@ from ...model.graph.layout import atom_of, is_split
 from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
-from .site import caller
+from .site import Site, caller
 from .transformation import MicroBatches, Transformation
 
 Ops: TypeAlias = "Op | Iterable[Op | None] | None"
@@ -49,8 +49,8 @@ def op_join(ops: Iterable[Op]) -> Op:
     """Undo transformations: the operator that these parts are all parts of, in their place and unassigned.
 
     It can be transformed in another way; what its parts are ordered after and before, it is too. It is recomputed,
-    swapped or split into two backwards if all parts are, in one group. Raises PartitaError for parts of several
-    operators, and if some are missing.
+    swapped or split into two backwards as all parts are: with others if these are in one group, else by itself. Raises
+    PartitaError for parts of several operators, if some are missing, and if only some are recomputed, swapped or split.
     """
     parts = listed(ops)
     if not parts:
@@ -70,14 +70,24 @@ def op_join(ops: Iterable[Op]) -> Op:
     missing = [op for op in every if op not in parts]
     if missing:
         raise PartitaError(f"{first.name} is joined with all parts of the same operator: {missing[0].name} is missing")
+    if len(parts) == 1 and first.cuts:
+        raise PartitaError(f"{first.name} is one part: give op_join all parts that it is to be joined with")
     made, where = Op(first.graph, first.node, first.phase, tuple(shared)), caller()
     made.made = where
-    for name in ("split", "swapped", "group"):
+    for name, call in (("split", "split_backward"), ("swapped", "swap"), ("group", "recompute")):
         values = {getattr(op, name) for op in parts}
-        if len(values) == 1:
-            setattr(made, name, values.pop())
+        if len(values) > 1 and not all(values):
+            raise PartitaError(
+                f"{call}() was called for some parts of {first.of.name} only: call it for all, or for none"
+            )
+        setattr(made, name, values.pop() if len(values) == 1 else _new_group(first.graph, where))
     first.graph.replace(parts, [made])
     return made
+
+
+def _new_group(graph: Graph, where: Site | None) -> int:
+    graph.groups.append(where)
+    return len(graph.groups)
 
 
 def _parts(op: Op, transformation: Transformation) -> list[Op]:
@@ -140,7 +150,8 @@ def op_order(first: Ops, second: Ops) -> None:
     looped = next((op for op in (*a, *b) if op.loop is not None), None)
     if looped is not None:
         raise PartitaError(
-            f"{looped.name} stands for all its micro-batches: order them by in_order, or make them with split()"
+            f"{looped.name} stands for all its micro-batches: give in_order the stages as a list, or make them with "
+            "split()"
         )
     update = next((op for op in a if op.phase is Phase.UPDATE), None)
     forward = next((op for op in b if op.phase is Phase.FORWARD), None)

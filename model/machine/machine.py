@@ -17,7 +17,7 @@ from .kernel_times import KernelTimes
 from .number_errors import ASSUMED
 from .wiring import Wiring
 
-SHARES = 10_000
+HIDDEN_PARTS = 10_000
 """A `hidden_share` counts in parts of this."""
 LOCAL = "local"
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class Device:
 class Machine:
     """Levels, outermost first, and the device at the leaves; `collectives`: the library's algorithms, in LIBRARIES.
 
-    `hidden_share`: of the time of a message beside kernels, what they do not lose; less than all where cores that
-    compute carry it, as gloo's in one computer.
+    `hidden_share`: the share of a message's time that kernels beside it do not lose; below 1 where cores that compute
+    carry it, as gloo's in one computer.
     `errors`: by how much its numbers may be wrong, as shares, where that differs from the default; no price depends on
     them (`machine_numbers`).
     """
@@ -163,7 +163,7 @@ class Machine:
 
     def busy_ns(self, traffic_ns: Whole) -> Whole:
         """What kernels lose to a message of so many ns that travels beside them."""
-        return traffic_ns - traffic_ns * round(self.hidden_share * SHARES) // SHARES
+        return traffic_ns - traffic_ns * round(self.hidden_share * HIDDEN_PARTS) // HIDDEN_PARTS
 
     @cached_property
     def hierarchy(self) -> tuple[int, ...]:
@@ -271,6 +271,8 @@ class Machine:
         # Plans of older versions name no collectives.
         collectives = title(data.get("collectives", cls.collectives))
         errors = {title(path): _error(share) for path, share in data.get("errors", {}).items()}
+        if "overlaps" in data:
+            raise ValueError("overlaps is hidden_share now: profile the machine, or plan, again")
         hidden = rate(data.get("hidden_share", cls.hidden_share))
         return cls(title(data["name"]), levels, _device(data["device"]), collectives, errors, hidden)
 

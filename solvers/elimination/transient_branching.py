@@ -4,7 +4,7 @@ Solutions of τ in [lo, hi] leave M_0 - lo for what is kept, and no switch uses 
 network relaxed over it (`transient_relaxation.py`) is priced, windows included. Prices say how the bound moves with
 either end, which cuts off the parts of the interval that are as dear as the incumbent, and both ends move to uses that
 what is left of the circuit can have. The rest is split between the mean use of the relaxed solution and its largest:
-below, what mixes little with much is forbidden, above, it is paid. Copies of chains are raised to what they cost with
+the lower part forbids the large uses, the upper part pays for them. Copies of chains are raised to what they cost with
 at most hi where that may be enough, or nothing is left to split. Solutions on the way, and their crossovers, are
 incumbents.
 """
@@ -47,7 +47,9 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work
     part of what is left of that if nothing came of it, or where intervals are too short to be split.
     """
     before, first = (search.bound, search.objective), search.work + _UNMOVED * (most_work - search.work)
-    whole = snapped(Interval(0, circuit.network.capacities[0]), transient_levels(circuit))
+    whole = snapped(
+        Interval(0, circuit.network.capacities[0]), transient_levels(circuit, circuit.network.capacities[0])
+    )
     nodes, settled = [_Node(search.bound, whole)] if whole.low <= whole.high else [], search.ceiling
     while nodes and not search.done:
         if search.work >= (first if (search.bound, search.objective) == before else most_work):
@@ -69,12 +71,21 @@ def branch_transient(circuit: Circuit, groups: Groups, search: Search, most_work
 def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, left: float) -> list[_Node]:
     """The nodes that are left of one after it is priced: itself if its interval got shorter, or its parts.
 
-    Copies are raised by at most the work that is `left`, pricing included.
+    Copies are raised by at most the work that is `left`, pricing included. OutOfTimeError: what was found is offered.
     """
-    relaxed = relax_interval(circuit, groups, node.interval)
     known = [x for x in (search.objective, search.limits.cutoff) if x is not None]
     limits = Limits(search.left, cutoff=min(known, default=None), gap=search.limits.gap, prices=node.prices)
     inner = Search(search.network, limits, search.source)
+    try:
+        return _parts(circuit, groups, search, inner, node, left)
+    finally:
+        if inner.assignment is not None:
+            search.offer(inner.assignment)
+
+
+def _parts(circuit: Circuit, groups: Groups, search: Search, inner: Search, node: _Node, left: float) -> list[_Node]:
+    """The nodes that are left of one, which is priced by the search `inner`."""
+    relaxed = relax_interval(circuit, groups, node.interval)
     found = price_windows(relaxed, inner)
     if inner.assignment is not None:
         search.offer(inner.assignment)
@@ -82,7 +93,8 @@ def _priced(circuit: Circuit, groups: Groups, search: Search, node: _Node, left:
     small = None if found is None or inner.bound > reach else found.restricted(reach, inner.until)
     if found is None or small is None:
         return []
-    levels, shortest = transient_levels(small), _CLOSE * circuit.network.capacities[0]
+    capacity = circuit.network.capacities[0]
+    levels, shortest = transient_levels(small, capacity), _CLOSE * capacity
     interval = snapped(_shortened(node.interval, groups, found.price, search.ceiling), levels)
     length, before = (each.high - each.low for each in (interval, node.interval))
     if length < 0:
@@ -110,7 +122,7 @@ def _between(found: WindowPrice, groups: Groups, interval: Interval) -> int:
     mean = sum(share * use for share, use in zip(found.mix, uses, strict=True))
     most = max((use for share, use in zip(found.mix, uses, strict=True) if share > _PART), default=0)
     at = floor(mean + most) // 2
-    return at if interval.low <= at < interval.high else (interval.low + interval.high) // 2
+    return at if found.mix and interval.low <= at < interval.high else (interval.low + interval.high) // 2
 
 
 def _shortened(interval: Interval, groups: Groups, price: Price, ceiling: int) -> Interval:

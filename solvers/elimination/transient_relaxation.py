@@ -158,12 +158,12 @@ def _least_rest(circuit: Circuit) -> dict[int, Floats]:
     return found
 
 
-def transient_levels(circuit: Circuit) -> tuple[Interval, ...]:
+def transient_levels(circuit: Circuit, capacity: int) -> tuple[Interval, ...]:
     """Where the transient use of a switch can lie: disjoint intervals, ascending.
 
     Uses closer than a small share of the capacity are in one interval.
     """
-    apart, found = circuit.network.capacities[0] // _LEVELS, list[Floats]()
+    apart, found = capacity // _LEVELS, list[Floats]()
     for own in _of_switches(circuit):
         for mode in range(len(own[0][0].time)):
             sums = np.zeros((1, 2))

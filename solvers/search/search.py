@@ -376,7 +376,8 @@ class _Search:
             if objective is None or objective <= FAR * least or any(c.running for c in family.values()):
                 return None
             candidate = min(family.values(), key=lambda c: c.order)
-            if candidate.bound < self.target and not any(c.dived for c in family.values()):
+            idle = candidate.level in (None, *BOUNDS) and not any(c.dived for c in family.values())
+            if idle and candidate.bound < self.target:
                 candidate.dived = True
                 return self._work(
                     candidate, (Level.BOUNDED, Level.PRICED), max(FIRST_GAP, self.limits.gap), self.target

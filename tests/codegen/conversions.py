@@ -111,7 +111,7 @@ def moved(graph: Graph, rng: random.Random) -> None:
 
 def other_order(graph: Graph, rng: random.Random) -> None:
     """Micro-batches of each device by another schedule; a random order of some operators if there are none."""
-    graph.orders.clear()
+    graph.clear_orders()
     micros = 1 + max(op.coordinate("micro") for op in graph.forward)
     order = rng.choice((gpipe, one_f_one_b))(1, micros)
     for device in {op.device for op in graph.forward}:

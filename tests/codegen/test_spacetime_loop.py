@@ -317,7 +317,9 @@ def test_refusals() -> None:
     (looped,) = op_trans(first, micro_batches(5))
     with pytest.raises(partita.PartitaError, match=r"arange .*has micro-batches already: 5 of 'micro'"):
         op_trans(looped, micro_batches(5))
-    with pytest.raises(partita.PartitaError, match=r"stands for all its micro-batches: order them by in_order"):
+    with pytest.raises(
+        partita.PartitaError, match=r"stands for all its micro-batches: give in_order the stages as a list"
+    ):
         op_order(looped, second)
     with pytest.raises(partita.PartitaError, match=r"runs once in a step"):
         op_trans(graph.optimizer[0], micro_batches(5))

@@ -74,6 +74,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "swapped": e.swaps,
         "fetches": e.functions.fetches,
         "narrow": e.precision.narrow,
+        "buffers": bool(e.pcg.of("buffer")),
         "widened": e.precision.gradients != e.precision.compute,
         "loss_scale": e.scales_loss,
         "uneven": not all(op.even for op in e.forward),

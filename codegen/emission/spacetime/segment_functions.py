@@ -219,6 +219,8 @@ class Segments(FunctionWriter):
         node = self.pcg.nodes[source]
         local = self._call(op).source(operand)
         text = f'at.inputs["{node.name}"]' if node.op == "input" else f'at["{node.name}"]'
+        if node.op == "buffer" and self.narrow and constants(self.pcg)[op.node]:
+            text = f'at.buffer("{node.name}")'
         text = part_text(text, local)
         if node.op == "input" and node.dtype in FLOATS:
             text = f"{text}.to(at.dtype)"
