@@ -453,7 +453,25 @@ def test_a_recomputed_operator_is_joined() -> None:
     others = op_trans(ops["down"], split("batch", 2))
     for half in others:
         recompute(half)
-    assert op_join(others).group is None
+    joined = op_join(others)
+    assert joined.group == len(graph.groups) and [op for op in graph.forward if op.group == joined.group] == [joined]
+
+
+def test_parts_that_are_recomputed_in_part_are_not_joined() -> None:
+    graph = Graph(mlp())
+    halves = op_trans(named(graph)["up"], split("batch", 2))
+    with pytest.raises(PartitaError, match=r"one part: give op_join all parts"):
+        op_join(halves[:1])
+    recompute(halves[0])
+    with pytest.raises(PartitaError, match=r"recompute\(\) was called for some parts of up only"):
+        op_join(halves)
+
+
+def test_orders_are_forgotten() -> None:
+    graph = Graph(mlp())
+    op_order(graph.forward[0], graph.forward[1])
+    graph.clear_orders()
+    assert not graph.orders and not graph.schedules
 
 
 def test_what_cannot_be_joined() -> None:
