@@ -267,3 +267,38 @@ def test_training_goes_on_from_a_checkpoint(dtype: str, tmp_path: Path) -> None:
         return found
 
     assert trained(2, target=tmp_path / "saved") + trained(4, tmp_path / "saved") == trained(4)
+
+
+class Rotated(nn.Module):
+    """A linear times the cosines of positions by frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("frequency", 1 / torch.tensor([1.0, 3.0, 7.0, 9.0]))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.rotated(x), target)
+
+    def rotated(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1], dtype=torch.float32)[:, None] * self.frequency
+        return self.linear(x) * angles.cos()
+
+
+def test_constants_are_computed_from_buffers_as_they_are_stored(tmp_path: Path) -> None:
+    """A frequency that is rounded to 16 bits turns by radians at position 2,000."""
+    torch.manual_seed(0)
+    module, x = Rotated(), torch.randn(2, 2048, 4)
+    inputs = {"x": x, "target": module.rotated(x).detach()}
+    graph = partita.graph(module, inputs, batch=2)
+    op_assign(graph.forward, 0)
+    space_time(graph, dtype="mixed-bfloat16").emit(tmp_path / "program.py")
+    program: Any = load_program(tmp_path / "program.py")
+    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+    def work(model: Any, optimizer: Any, mesh: Any) -> float:
+        return float(program.train_step(model, optimizer, inputs, mesh, 0))
+
+    (loss,) = on_ranks(program, state, work, 1)
+    module.frequency.copy_(module.frequency.bfloat16())
+    assert loss < 1e-3 < 1e-2 < module(**inputs).item()
