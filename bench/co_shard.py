@@ -29,8 +29,7 @@ from ..model.zoo import build, entry
 from ..solvers.budget import Budget
 from ..solvers.cache.store import store_in
 from .cases import GIB, Row
-
-GAP = 0.01
+from .whole import GAP
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ from ..solvers.budget import Budget
 from ..solvers.cache.store import store_in
 from .cases import GIB, Row, Tell, captured, measured, sizes_of
 from .co_shard import ALONE, SMALL_ALONE, measure_alone
-from .whole import SUPERSCALER, V100S
+from .whole import GAP, SUPERSCALER, V100S
 
-GAP, SECONDS = 0.01, 180.0
+SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Ro
     row: Row = {"step_s": None, "gap": None, "memory_gib": None, "plan": None, "why": ""}
     for group in spaces(machine.devices, machine.hierarchy[-1]):
         try:
-            plan = best_plan(graph, machine, training, group)
+            plan = _best_plan(graph, machine, training, group)
         except NoPlanError as error:
             return row | {"why": str(error)}
         except PartitaError as error:
@@ -170,7 +170,7 @@ def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Ro
     return row
 
 
-def best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
+def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
     """The fastest plan of these spaces. NoPlanError: none was found in time; PartitaError: there is none."""
     context, budget = Context(emits=False), Budget(gap=GAP, store=store_in("none"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -212,7 +212,8 @@ def space_time(
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
 
     programs = Programs(machine, count, communication, dtype)
-    program, kept = programs.of(graph), graph.copy()  # which the caller may go on to change
+    program = programs.of(graph)
+    expanded = partial(programs.expanded, graph.copy()) if program.loop else None  # the caller may change the graph
     known = graph.module if module is None else TrainedModule(*module)
     initial = values_of(known[0], graph.pcg.originals) if known else None
     made = SpaceTimePlan(
@@ -223,7 +224,7 @@ def space_time(
         model or {},
         module=known,
         initial=initial,
-        expanded=lambda: programs.expanded(kept),
+        expanded=expanded,
     )
     if machine.limited and made.prediction.too_full:
 

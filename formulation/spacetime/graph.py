@@ -234,6 +234,21 @@ class Graph:
         self._count += 1
         return self._count
 
+    def new_group(self, where: Site | None) -> int:
+        """The number, from 1, of a new group: what the call `where` recomputes or swaps together."""
+        self.groups.append(where)
+        return len(self.groups)
+
+    def micro_batch_group(
+        self, plan: "Graph", known: dict[tuple[int, int], int], group: int | None, micro: int
+    ) -> int | None:
+        """The group here of one micro-batch of a group of `plan`, made on first use and kept in `known`."""
+        if group is None:
+            return None
+        if (group, micro) not in known:
+            known[group, micro] = self.new_group(plan.groups[group - 1])
+        return known[group, micro]
+
     def replace(self, old: Sequence[Op], new: Sequence[Op]) -> None:
         """Put operators in the place of others of the same node. PartitaError: one of these was replaced before."""
         ops = (self._forward if old[0].phase is Phase.FORWARD else self._updates)[old[0].node]

@@ -64,7 +64,7 @@ def loop_of(graph: Graph) -> Loop | None:
     if first is None or first.loop is None:
         return None
     found = Loop(first.loop.label, first.loop.parts)
-    other = next((op for op in forward if op.loop is None or (op.loop.label, op.loop.parts) != _key(found)), None)
+    other = next((op for op in forward if op.loop is None or Loop(op.loop.label, op.loop.parts) != found), None)
     if other is not None:
         has = "has no micro-batches" if other.loop is None else f"has {other.loop.parts} of {other.loop.label!r}"
         words = f"{other.name} {has}, {first.name} has {found.count} of {found.label!r}: a plan has one loop for all"
@@ -74,10 +74,6 @@ def loop_of(graph: Graph) -> Loop | None:
             f"{graph.pcg.batch} samples are not {found.count} equal micro-batches: make them with split()"
         )
     return found
-
-
-def _key(loop: Loop) -> tuple[str, int]:
-    return loop.label, loop.count
 
 
 def expanded(graph: Graph, loop: Loop) -> Graph:
@@ -104,17 +100,8 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
     """The plan with some micro-batches, and the stages of its operators in a schedule."""
     made = graph.of_batch(with_batch(graph.pcg, graph.pcg.batch // loop.count * len(micros)))
     copies: dict[Op, list[Op]] = {}
-    sites: dict[tuple[int, int], int] = {}
+    groups: dict[tuple[int, int], int] = {}
     stage: dict[Op, int] = {}
-
-    def group(old: int | None, number: int) -> int | None:
-        """The group of a micro-batch's operators that stands for a group of loops."""
-        if old is None:
-            return None
-        if (old, number) not in sites:
-            made.groups.append(graph.groups[old - 1])
-            sites[old, number] = len(made.groups)
-        return sites[old, number]
 
     for op in (*graph.forward, *graph.optimizer, *graph.stores):
         copies[op] = []
@@ -122,7 +109,8 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             cuts = tuple(_copied(cut, len(micros), number) for cut in op.cuts)
             copy = Op(made, op.node, op.phase, cuts)
             copy._device, copy.made, copy.assigned, copy.split = op._device, op.made, op.assigned, op.split
-            copy.group, copy.swapped = group(op.group, number), group(op.swapped, number)
+            copy.group = made.micro_batch_group(graph, groups, op.group, number)
+            copy.swapped = made.micro_batch_group(graph, groups, op.swapped, number)
             copies[op].append(copy)
     made.take(copies)
     made.stores = [copy for op in graph.stores for copy in copies[op]]
@@ -142,9 +130,9 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             orders = tuple(
                 tuple(slot._replace(micro=known[slot.micro]) for slot in own if slot.micro in known) for own in orders
             )
-        groups = [of(ops) for ops in schedule.stages]
-        in_order(orders, groups, schedule.label)
-        stage |= {op: number for number, ops in enumerate(groups) for op in ops}
+        stages = [of(ops) for ops in schedule.stages]
+        in_order(orders, stages, schedule.label)
+        stage |= {op: number for number, ops in enumerate(stages) for op in ops}
     return made, stage
 
 

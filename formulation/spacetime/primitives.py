@@ -15,7 +15,7 @@ from ...model.graph.layout import atom_of, is_split
 from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
-from .site import Site, caller
+from .site import caller
 from .transformation import MicroBatches, Transformation
 
 Ops: TypeAlias = "Op | Iterable[Op | None] | None"
@@ -80,14 +80,9 @@ def op_join(ops: Iterable[Op]) -> Op:
             raise PartitaError(
                 f"{call}() was called for some parts of {first.of.name} only: call it for all, or for none"
             )
-        setattr(made, name, values.pop() if len(values) == 1 else _new_group(first.graph, where))
+        setattr(made, name, values.pop() if len(values) == 1 else first.graph.new_group(where))
     first.graph.replace(parts, [made])
     return made
-
-
-def _new_group(graph: Graph, where: Site | None) -> int:
-    graph.groups.append(where)
-    return len(graph.groups)
 
 
 def _parts(op: Op, transformation: Transformation) -> list[Op]:
@@ -236,7 +231,7 @@ def _group(ops: Ops, what: str) -> Sequence[Op]:
     """Start a new group, numbered from 1 in `graph.groups`, with these forward operators."""
     found = listed(ops)
     if found:
-        found[0].graph.groups.append(caller())
+        found[0].graph.new_group(caller())
     return _forward(found, what)
 
 

@@ -252,8 +252,8 @@ def _accumulated(graph: Graph, *, count: int) -> str:
         parts[op] = op_trans(op, split("batch", count, "micro"))
         op_assign(parts[op], op.device)
         for number, part in enumerate(parts[op]):
-            part.group = _group_of(graph, groups, op.group, number)
-            part.swapped = _group_of(graph, groups, op.swapped, number)
+            part.group = graph.micro_batch_group(graph, groups, op.group, number)
+            part.swapped = graph.micro_batch_group(graph, groups, op.swapped, number)
     _follow(graph, parts)
     for device in sorted({op.device for op in parts if op.device is not None}):
         own = [made for op, made in parts.items() if op.device == device]
@@ -262,16 +262,6 @@ def _accumulated(graph: Graph, *, count: int) -> str:
         f'micro-batches one after the other: op_trans() every operator by split("batch", {count}, "micro") on its '
         "device, and op_order() the backward of one before the forward of the next"
     )
-
-
-def _group_of(graph: Graph, groups: dict[tuple[int, int], int], group: int | None, number: int) -> int | None:
-    """The group of one micro-batch of a group."""
-    if group is None:
-        return None
-    if (group, number) not in groups:
-        graph.groups.append(graph.groups[group - 1])
-        groups[group, number] = len(graph.groups)
-    return groups[group, number]
 
 
 # Parameters
