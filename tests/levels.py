@@ -25,7 +25,7 @@ exhaustive = pytest.mark.skipif(not EXHAUSTIVE, reason="only with EXHAUSTIVE=1")
 """Marks a long test whose subject shorter tests cover."""
 
 SLOW = Path(__file__).with_name("slow.txt")
-SECONDS, ALONE = 1.0, 4.0
+SECONDS, ALONE = 0.8, 3.5
 """A case that takes longer is slow; the quickest case of a test is slow only if it takes longer than `ALONE`."""
 
 ALWAYS = (

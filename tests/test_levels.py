@@ -9,10 +9,10 @@ from .levels import ALWAYS, SLOW, slow_cases
 REPORT = """\
 === slowest durations ===
 9.10s call     tests/test_a.py::test_all[x y-1]
-3.90s call     tests/test_a.py::test_all[2]
+3.40s call     tests/test_a.py::test_all[2]
 1.00s setup    tests/test_a.py::test_one
 3.10s call     tests/test_a.py::test_one
-0.90s call     tests/test_a.py::test_two[0]
+0.70s call     tests/test_a.py::test_two[0]
 1.60s call     tests/test_a.py::test_two[1]
 """
 
