@@ -15,6 +15,7 @@ from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
 from ...formulation.spacetime.tasks import ranks
 from ...model.errors import PartitaError
+from ...model.garbage_collection import seldom_collected
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
@@ -99,7 +100,8 @@ class SpaceTimePlan:
     @cached_property
     def prediction(self) -> Prediction:
         """Predicted times of tasks and transfers, and memory."""
-        return predict(self.looped, self.machine, self.dtype, self.optimizer)
+        with seldom_collected():
+            return predict(self.looped, self.machine, self.dtype, self.optimizer)
 
     def beginning_with(self, initial: InitialValues | None) -> SpaceTimePlan:
         """The plan with these initial values of weights."""
@@ -138,6 +140,7 @@ class SpaceTimePlan:
             )
         )
 
+    @seldom_collected()
     def source(self) -> str:
         """The program's source text, deterministic."""
         options = {
@@ -182,6 +185,7 @@ class SpaceTimePlan:
         return result
 
 
+@seldom_collected()
 def space_time(
     graph: Graph,
     machine: Machine | None = None,
