@@ -39,11 +39,12 @@ Part: TypeAlias = tuple[Box, Register]
 class EventBuilder:
     """Collects events; an event lies no earlier than those that create the registers it reads.
 
-    Places follow the order of tasks, so an event of several devices has one number in the total order.
+    Places follow the order of tasks, so an event of several devices has one number in the total order. `together`: by
+    task, the last of those that run at the same time on other devices.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, together: Sequence[int]) -> None:
+        self.graph, self.together = graph, together
         self.events: list[tuple[Place, dict[int, Instruction]]] = []
         self.ready: dict[int, Place] = {}  # by number of the register
         self.shapes: dict[Register, tuple[int, ...]] = {}
@@ -100,16 +101,23 @@ class EventBuilder:
         return self._made(Mask(box, mask.addends), via, sources, floor, lambda t: Join(t, tuple(sources)))
 
     def accumulate(self, sources: Sequence[Register]) -> Register:
-        """The in-place sum of registers with one box, each added as soon as it is ready."""
+        """The in-place sum of registers with one box, each added once it is ready on all devices.
+
+        So transfers of what a task computes come before its gradient is accumulated, on every device alike.
+        """
         mask, via = combined(sources)
         device, tensor = sources[0].device, sources[0].tensor
-        sources = sorted(sources, key=lambda r: self.ready[r.number])
-        last = _soon(self.ready[sources[-1].number])
-        total = self.register(device, tensor, mask, via, last)
-        for number, source in enumerate(sources):
-            place = _soon(self.ready[source.number])
+        sources = sorted(sources, key=lambda r: self._later(self.ready[r.number]))
+        places = [self._later(self.ready[source.number]) for source in sources]
+        total = self.register(device, tensor, mask, via, places[-1])
+        for number, (place, source) in enumerate(zip(places, sources, strict=True)):
             self.events.append((place, {device: Accumulate(total, source, number == 0)}))
         return total
+
+    def _later(self, place: Place) -> Place:
+        """The first place after an event at `place`, and after the same tasks of other devices."""
+        task, side = place
+        return (self.together[task], AFTER) if side == WITH else _soon(place)
 
     def _made(
         self,

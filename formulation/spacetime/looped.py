@@ -13,7 +13,7 @@ not regular (`Irregular`) is left to the expanded plan.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ..strategies.row import Row
+from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
 from .loop import Loop, Template, micro_of
 from .materialize import UNIT, ended_after
@@ -63,6 +64,30 @@ class Looped:
     @property
     def count(self) -> int:
         return self.loop.count if self.loop else 1
+
+    @cached_property
+    def likeness(self) -> list[Hashable]:
+        """By rank, what is equal for ranks that run the same instructions in the same order (`equal_ranks`)."""
+        found = likeness(self.program, self.register)
+        if self.loop is None:
+            return found  # in the order of their places
+        micros = [self.micros[here >= 0].tobytes() for here in self.places]
+        places = [here[here >= 0].tobytes() for here in self.places]
+        return list(zip(found, places, micros, strict=True))
+
+    @cached_property
+    def places(self) -> list[NDArray[np.int64]]:
+        """By rank, the place of its instruction in each of `steps`, -1 where it has none."""
+        found = []
+        for steps in self.program.steps:
+            place = np.full(len(self.events), -1, dtype=np.int64)
+            place[list(steps)] = np.arange(len(steps))
+            found.append(place[self.steps])
+        return found
+
+    def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
+        """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
+        return equal_ranks(self.program, self.events, list(zip(self.likeness, keys, strict=True)))
 
     def micro(self, step: int, other: int, micro: int) -> int:
         """The micro-batch of an event to which another one, for `micro`, refers."""

@@ -5,13 +5,14 @@ one box for the same readers. The overlaps then go to the devices that lack them
 collectives, where a pattern matches (`aligned`) or the RVD search finds a path (`regular`). The pieces are joined and
 added just before the first task that reads them.
 
-A transfer comes right after the last task that produces its data. Parameters that a device does not keep are fetched
+A transfer comes right after the last task that produces its data, before gradients that come with it are accumulated.
+Parameters that a device does not keep are fetched
 just before each use. There is no deadlock: all events lie in one total order that respects the dependencies, every
 device runs its events in that order, so all devices of the first unfinished event are waiting at it.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
 from ...model.errors import PartitaError
@@ -43,9 +44,9 @@ def materialize(
     """
     if communication not in COMMUNICATION:
         raise PartitaError(f"communication {communication!r} is none of {', '.join(COMMUNICATION)}")
-    order = synchronized(completed)
+    order, ends = synchronized(completed)
     graph = completed.tasks.graph
-    builder = EventBuilder(graph)
+    builder = EventBuilder(graph, _together(order, ends))
     written = Written(order, builder)
     item = partial(item_bytes, graph.pcg, of=precision(dtype))
     transfers = Transfers(builder, written, machine, communication, item)
@@ -74,8 +75,8 @@ def materialize(
     return builder.program(completed.tasks, order)
 
 
-def synchronized(completed: Completed) -> list[Op]:
-    """The tasks ordered so that devices advance at the same pace; each device keeps its own order.
+def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
+    """The tasks ordered so that devices advance at the same pace, and their ends; each device keeps its own order.
 
     Tasks are sorted by end time with unit compute times, so that joint transfers (fetching a parameter) come at about
     the same time on all devices; at equal times by device.
@@ -103,7 +104,14 @@ def synchronized(completed: Completed) -> list[Op]:
         ends[op] = free[device(op)] = ended_after(start, op)
         for number in starts.get(op, ()):
             ended[number] = max(ended[number], ends[op])
-    return sorted(completed.order, key=lambda op: (ends[op], op.device, place[op]))
+    return sorted(completed.order, key=lambda op: (ends[op], op.device, place[op])), ends
+
+
+def _together(order: Sequence[Op], ends: Mapping[Op, int]) -> list[int]:
+    """By place, the last place of the tasks of that node and phase that end at the same time, on all devices."""
+    keys = [(op.node, op.phase, ends[op]) for op in order]
+    last = {key: at for at, key in enumerate(keys)}
+    return [last[key] for key in keys]
 
 
 def ended_after(start: int, op: Op) -> int:

@@ -6,6 +6,8 @@ reached it, its inputs are ready and their earlier transfers are done; only read
 that move one tensor in the same way at the same time share links and are priced together.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,11 +203,14 @@ def predict(
     if len(program.devices) > machine.devices:
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
     prices = Prices(program.tasks.graph, machine, dtype, optimizer)
-    living = [lifetimes(program, device, prices, given.pcg) for device in range(len(program.devices))]
-    timeline = _Timeline(given, prices, living)
-    times = timeline.run()
-    memory = (_usage(given, device, own, alive) for device, (own, alive) in enumerate(zip(times, living, strict=True)))
-    return Prediction(given, machine, times, tuple(memory), tuple(living), timeline.streams())
+    moves = _Moves(given, prices)
+    first = given.equal_ranks([moves.ns[here >= 0].tobytes() for here in given.places])
+    living = {device: lifetimes(program, device, prices, given.pcg) for device in sorted({*first})}
+    timeline = _Timeline(given, moves, living)
+    times, streams = timeline.run(), timeline.streams()
+    memory = {device: _usage(given, device, times[device], alive) for device, alive in living.items()}
+    times, memory, living, streams = (tuple(map(x.__getitem__, first)) for x in (times, memory, living, streams))
+    return Prediction(given, machine, times, memory, living, streams)
 
 
 # Time
@@ -226,23 +231,29 @@ class _Entry:
 
 
 class _Timeline:
-    def __init__(self, looped: Looped, prices: Prices, living: Sequence[Lifetimes]) -> None:
-        self.looped, self.program, self.prices, self.living = looped, looped.program, prices, living
+    """The times of the devices of `living`, one of each class of equal ones, and of all transfers between them."""
+
+    def __init__(self, looped: Looped, moves: _Moves, living: Mapping[int, Lifetimes]) -> None:
+        self.looped, self.program, self.prices, self.living = looped, looped.program, moves.prices, living
         self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator
         self.updated: set[Register] = set()  # updated parameters on the device of their update
-        self.moves = _Moves(looped, prices)
+        self.moves = moves
         self.entries = [
-            [self._entry(device, place, self.looped.of[step] if self.looped.of else None) for device, place in members]
+            [
+                self._entry(device, place, self.looped.of[step] if self.looped.of else None)
+                for device, place in members
+                if device in living
+            ]
             for step, members in enumerate(looped.events)
         ]
 
-    def streams(self) -> tuple[tuple[Streamed, ...], ...]:
+    def streams(self) -> dict[int, tuple[Streamed, ...]]:
         """By device and place."""
-        found: list[dict[int, Streamed]] = [{} for _ in self.program.devices]
+        found: dict[int, dict[int, Streamed]] = {device: {} for device in self.living}
         for members in self.entries:
             for entry in members:
                 found[entry.device][entry.place] = entry.on
-        return tuple(tuple(own[place] for place in range(len(own))) for own in found)
+        return {device: tuple(own[place] for place in range(len(own))) for device, own in found.items()}
 
     def _entry(self, device: int, place: int, micro: int | None) -> _Entry:
         instruction = self.program.devices[device][place]
@@ -275,14 +286,15 @@ class _Timeline:
             return Streamed(HOST, self.prices.host_ns(size), size)
         return Streamed(COMPUTE, self._task_ns(instruction), 0)
 
-    def run(self) -> tuple[Times, ...]:
+    def run(self) -> dict[int, Times]:
         """Run all events in order. Every device reaches its part of a transfer once it has got to it."""
         count, number = self.looped.count, {stream: at for at, stream in enumerate(STREAMS)}
-        free = [[0] * len(STREAMS) for _ in self.program.devices]
+        free = {device: [0] * len(STREAMS) for device in self.living}
         ready: list[dict[int, int]] = [{} for _ in self.rows]
-        made: list[tuple[list[int], ...]] = [([], [], [], [], []) for _ in self.program.devices]
-        transfers = self.moves.times()
-        for step, micro in zip(self.looped.steps.tolist(), self.looped.micros.tolist(), strict=True):
+        made: dict[int, tuple[list[int], ...]] = {device: ([], [], [], [], []) for device in self.living}
+        here = np.array([bool(members) for members in self.entries], dtype=bool)[self.looped.steps]
+        events = (own[here].tolist() for own in (self.looped.steps, self.looped.micros, self.moves.ns))
+        for step, micro, moved in zip(*events, strict=True):
             members = self.entries[step]
             stream = number[members[0].on.stream]
             start = 0
@@ -291,8 +303,7 @@ class _Timeline:
                 start = max(start, own[0], own[stream])
                 for row, which in entry.waits:
                     start = max(start, ready[row][micro if which < 0 else which])
-            ns = next(transfers) if stream == _COMMUNICATION else members[0].on.ns
-            end = start + ns
+            end = start + (moved if stream == _COMMUNICATION else members[0].on.ns)
             for entry in members:
                 own = free[entry.device]
                 places, micros, reached, starts, ends = made[entry.device]
@@ -305,7 +316,7 @@ class _Timeline:
                 for row, which in entry.readies:
                     ready[row][micro if which < 0 else which] = end
         assert count, "a loop has micro-batches"
-        return tuple(Times(*(np.array(x, dtype=np.int64) for x in own)) for own in made)
+        return {device: Times(*(np.array(x, dtype=np.int64) for x in own)) for device, own in made.items()}
 
     def _task_ns(self, run: Run) -> int:
         if run.op.phase is Phase.UPDATE:
@@ -349,9 +360,18 @@ class _Moves:
     def size_bytes(self, key: int) -> int:
         return self.moves[key].size_bytes
 
-    def times(self) -> Iterator[int]:
-        """The time of every transfer, in the order of all."""
-        steps = (step for step in self.looped.steps.tolist() if step in self.moves)
+    @cached_property
+    def ns(self) -> Numbers:
+        """The time of every event that is a transfer, in the order of all; 0 for the others."""
+        transfers = np.zeros(len(self.looped.events), dtype=bool)
+        transfers[list(self.moves)] = True
+        here = transfers[self.looped.steps]
+        found = np.zeros(len(here), dtype=np.int64)
+        found[here] = list(self._times(self.looped.steps[here].tolist()))
+        return found
+
+    def _times(self, steps: Sequence[int]) -> Iterator[int]:
+        """The times of consecutive transfers."""
         moves = map(self.moves.__getitem__, steps)
         for _, similar in groupby(moves, key=lambda move: (move[:3], len(move.group))):
             for run in _disjoint(similar):

@@ -235,7 +235,7 @@ def test_stages_send_activations_and_gradients_once_for_each_micro_batch() -> No
 def test_devices_advance_together() -> None:
     """In a plan without pipeline, parts of one operator are next to each other, forward and backward."""
     completed = validate(tasks(zero(3, 4)))
-    order = synchronized(completed)
+    order, _ = synchronized(completed)
     for device in range(4):
         assert [op for op in order if op.device == device] == [op for op in completed.order if op.device == device]
     computing = [op for op in order if op.phase in (Phase.FORWARD, Phase.BACKWARD)]

@@ -1,0 +1,185 @@
+"""Ranks whose programs differ in their numbers alone: what one of them does stands for what all of them do.
+
+The tensor-parallel ranks of a stage, or data-parallel replicas, run the same instructions on other parts of the same
+tensors. `equal_ranks` finds them in the finished program, whatever plan made it: two ranks are equal if their
+instructions agree place by place in everything but the positions of boxes and shares, the numbers of parts of which a
+rank has one only, and the ranks that they talk to; and if their transfers join equal ranks at equal places. Times,
+memory and statements of equal ranks follow from those of the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from .mask import ALL, Box, Mask
+from .materialized import (
+    Accumulate,
+    Add,
+    Collective,
+    Instruction,
+    Join,
+    Materialized,
+    Receive,
+    Register,
+    Run,
+    Send,
+    Slice,
+    Transfer,
+    reads,
+)
+from .op import Op, Phase
+
+_KEPT = (Phase.STORE, Phase.UPDATE, Phase.KEEP)
+
+
+Members: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+"""By event of a program: the (rank, place) of its instructions."""
+
+
+def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> list[Hashable]:
+    """By rank, what is equal for ranks that differ in their numbers alone; `micro`: the micro-batch of registers."""
+    even: dict[object, bool] = {}
+    return [_Rank(own, micro, even).key() for own in program.devices]
+
+
+def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """By rank, the first of those that are equal to it, itself if there are none before; `keys` differ elsewhere.
+
+    An event of a first rank has, of every rank that takes part in it, the first one at the same place.
+    """
+    transfers = [
+        [(place, steps[place]) for place, found in enumerate(own) if isinstance(found, Transfer)]
+        for own, steps in zip(program.devices, program.steps, strict=True)
+    ]
+    first = _numbered(keys)
+    while True:
+        partners = [
+            tuple((place, *sorted((first[rank], at) for rank, at in members[step])) for place, step in own)
+            for own in transfers
+        ]
+        apart = {rank for number in set(first) for rank in _apart(first, members, transfers[number])}
+        finer = _numbered(
+            [
+                (one, found, rank if rank in apart else None)
+                for rank, (one, found) in enumerate(zip(first, partners, strict=True))
+            ]
+        )
+        if finer == first:
+            return tuple(first)
+        first = finer
+
+
+def _apart(first: Sequence[int], members: Members, transfers: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """The ranks that take part in a transfer of a first rank without the one that they are equal to."""
+    for _, step in transfers:
+        here = {*members[step]}
+        yield from (rank for rank, place in here if (first[rank], place) not in here)
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    """By place, the first one with the same key."""
+    first: dict[Hashable, int] = {}
+    return [first.setdefault(key, place) for place, key in enumerate(keys)]
+
+
+class _Rank:
+    """What a rank does, without what may differ between equal ranks.
+
+    Registers, vTensors, operators and boxes have the numbers of their first appearance.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], micro: Mapping[Register, int | None], even: dict[object, bool]
+    ) -> None:
+        self.instructions, self.micro, self.even = instructions, micro, even
+        self.registers: dict[Register, int] = {}
+        self.ops: dict[Op, int] = {}
+        self.groups: dict[tuple[str, int], int] = {}
+        self.parts: dict[object, int] = {}
+        self.origin: dict[int, Box] = {}  # by parameter: the first box that is kept here
+        self.numbers: dict[tuple[str, int, int], set[int]] = {}
+        for instruction in instructions:
+            if isinstance(instruction, Run):
+                for (label, count), cut in (instruction.op.forward or instruction.op).labels.items():
+                    self.numbers.setdefault((label, count, cut.parts), set()).add(cut.number)
+
+    def key(self) -> Hashable:
+        return tuple(map(self._instruction, self.instructions))
+
+    def _instruction(self, instruction: Instruction) -> Hashable:
+        kind, read = type(instruction), tuple(map(self._register, reads(instruction)))
+        match instruction:
+            case Run(op, _, writes):
+                return self._op(op), read, tuple(None if w is None else self._register(w) for w in writes)
+            case Accumulate(total, _, first):
+                return kind, read, self._register(total), first
+            case Send():
+                return kind, read
+            case Collective(_, name, group, source, target, atoms):
+                return kind, name, len(group), source is None, read, self._register(target), atoms
+            case Receive(_, target, _):
+                return kind, self._register(target)
+            case Slice(target, source):
+                moved = tuple(a != b for a, b in zip(source.mask.box, target.mask.box, strict=True))
+                return kind, read, self._register(target), moved
+            case Join(target, sources):
+                starts = tuple(_relative(source.mask.box, target.mask.box) for source in sources)
+                return kind, read, self._register(target), starts
+            case Add(target, _):
+                return kind, read, self._register(target)
+            case _:
+                return kind, self._register(instruction.target)
+
+    def _register(self, register: Register) -> Hashable:
+        """The number of a register; at first with what it holds."""
+        if register in self.registers:
+            return self.registers[register]
+        self.registers[register] = len(self.registers)
+        part = self._part(register.tensor, register.mask)
+        return register.tensor, register.via, part, self.micro.get(register)
+
+    def _part(self, of: object, mask: Mask) -> Hashable:
+        """The number of a part of a tensor; at first with its sizes."""
+        key = of, mask
+        if key in self.parts:
+            return self.parts[key]
+        self.parts[key] = len(self.parts)
+        boxes = self.parts.setdefault((of, mask.box), len(self.parts))
+        start, stop = mask.addends
+        return mask.sizes, None if mask.addends is ALL else stop - start, boxes
+
+    def _op(self, op: Op) -> Hashable:
+        own = op.forward or op
+        if own in self.ops:
+            return self.ops[own], op.phase, self._written(op)
+        self.ops[own] = len(self.ops)
+        cuts = tuple(
+            (cut.label, cut.row, cut.parts, cut.of, self._cut_number(label, count, cut.parts, cut.number))
+            for (label, count), cut in own.labels.items()
+        )
+        kind = op.node, tuple((cut.row, cut.parts) for cut in own.cuts)
+        if kind not in self.even:
+            self.even[kind] = own.even
+        uneven = () if self.even[kind] else tuple(cut.number for cut in own.cuts)
+        region = None
+        if op.phase in _KEPT:
+            box = op.mask(None).box
+            region = _relative(box, self.origin.setdefault(op.node, box)), op.mask(None).sizes
+        groups = tuple(
+            None if group is None else self.groups.setdefault((kind, group), len(self.groups))
+            for kind, group in (("again", own.group), ("swap", own.swapped))
+        )
+        return op.node, op.phase, cuts, uneven, own.split, groups, region, self._written(op)
+
+    def _cut_number(self, label: str, count: int, parts: int, number: int) -> int | None:
+        """The number of a part; None if the rank has no others."""
+        return number if len(self.numbers.get((label, count, parts), (0, 0))) > 1 else None
+
+    def _written(self, op: Op) -> Hashable:
+        return tuple((w.tensor, w.via, self._part(w.tensor, w.mask)) for w in op.writes)
+
+
+def _relative(box: Box, to: Box) -> Box:
+    """A box from where another one begins."""
+    return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(box, to, strict=True))
