@@ -224,7 +224,8 @@ class Windows(EncodingPass):
         host = self._in_windows(cost.shape, (calls * ns,), (back * ns,), (after * ns,))
         with_host = tuple(np.concatenate(both) for both in zip(found, host, strict=True))
         excess = tuple(int((of[HOST] - of[KERNELS])[allowed].max()) for of in with_host)
-        return _Split(stays, found, with_host, excess)
+        without = tuple(of[:HOST] for of in with_host)  # views: these tables are the planner's largest
+        return _Split(stays, without, with_host, excess)
 
     def _busy_ns(self, traffic: Array | int) -> Array:
         """What kernels lose to a message in each micro-batch."""
