@@ -97,6 +97,15 @@ def _elements_of_layer(pcg: PCG) -> Mapping[int, int]:
     return {i: elements for weights, elements in known for i in weights}
 
 
+def divided_layers(pcg: PCG) -> frozenset[int]:
+    """The nodes of segments of which other stages have a part; none unless the graph is a stage."""
+    at = origin(pcg)
+    if at.part is None:
+        return frozenset()
+    whole, places = {s.nodes for s in segments(at.part[0])}, at.part[1]
+    return frozenset(n for s in segments(at) if tuple(sorted(places[n] for n in s.nodes)) not in whole for n in s.nodes)
+
+
 # Lists of layers
 
 

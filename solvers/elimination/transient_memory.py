@@ -17,6 +17,7 @@ The largest transient use, τ, is reserved from capacity 0:
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor, inf
@@ -87,27 +88,35 @@ def has_maxima(network: Network) -> bool:
     return bool(network.windows) or has_extras(network)
 
 
-def without_windows(network: Network, even: bool = False) -> Network:
+def without_windows(
+    network: Network, even: bool = False, kernels_only: bool = False, keep: AbstractSet[int] = frozenset()
+) -> Network:
     """A network without windows that bounds one with windows: the first stream of each has nearly all the weight.
 
-    All of it where there is no other. `even`: all streams have the same weight instead.
+    All of it where there is no other, or with `kernels_only`. `even`: all streams have the same weight instead.
+    Windows `keep` stay, but where there is no other stream.
     """
     if not network.windows:
         return network
     idle = {w: not any(table[1:].any() for _, table in terms) for w, terms in enumerate(window_terms(network))}
+    stays = {w for w in keep if not idle[w]}
     known: dict[tuple[int, ...], Table] = {}  # equal layers share tables
 
-    def mostly_first(streams: Table) -> Table:
+    def weighted_streams(streams: Table, alone: bool) -> Table:
+        if alone or kernels_only:
+            return streams[0]
+        if even:
+            return streams.sum(axis=0) // len(streams)
         found: Table = (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
         return found
 
     def added(table: Table, parts: WindowStreams) -> Table:
+        parts = tuple(part for part in parts if part[0] not in stays)
+        if not parts:
+            return table
         key = id(table), *(x for w, streams in parts for x in (id(streams), idle[w]))
         if key not in known:
-            means = (
-                streams[0] if idle[w] else streams.sum(axis=0) // len(streams) if even else mostly_first(streams)
-                for w, streams in parts
-            )
+            means = (weighted_streams(streams, idle[w]) for w, streams in parts)
             known[key] = np.where(table >= INFINITE, INFINITE, sum(means, table))
         return known[key]
 
@@ -126,7 +135,8 @@ def without_windows(network: Network, even: bool = False) -> Network:
         )
         for s in network.switches
     )
-    return replace(network, variables=tuple(variables), edges=tuple(edges), switches=switches, windows=())
+    windows = tuple(network.windows[w] for w in sorted(stays))
+    return replace(network, variables=tuple(variables), edges=tuple(edges), switches=switches, windows=windows)
 
 
 def plainest(network: Network) -> Network:

@@ -33,11 +33,13 @@ Weights = Mapping[int, tuple[float, ...]]  # of the streams of each window
 _GRAIN = 1 << 12  # weights are multiples of one part of this, so that sums are exact
 _LEAST = 1 / 256  # of any stream's weight at first, so that ties go to less of the others
 _ROUNDS, _ROUGH = 40, 3
+_WORTH = 0.1  # of what is left to the ceiling: a rise that begins the rounds of a rough search again
 _FARTHER, _NEARER, _NEAREST = 2.0, 0.5, 0.1  # what a step from the best point is multiplied by if it raises the bound
 _LITTLE, _IDLE = 0.05, 5  # share of what cuts allow, and steps that raise the bound by less, after which it is left
 _CLOSE, _OF_GAP = 1e-6, 0.1  # of the bound, and of the gap of the search, likewise
 _ENOUGH = 0.05  # of the gap: a bound that can rise by less is left to lists
 _FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
+_BEYOND = 2.0  # or so many times what is left to the ceiling
 _NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from which leaving options out pays
 
 
@@ -206,10 +208,13 @@ class _Pricing:
             _FIRST * max(1.0, abs(self.best.price.total)) / np.maximum(np.maximum(1.0, use), cuts.capacities),
             2 * np.array(self.best.price.price),
         )
+        over, left = use - cuts.capacities, search.ceiling - self.best.price.bound
+        if search.ceiling < INFINITE:  # where the first cut reaches it
+            cuts.box = np.where(over > 0, np.maximum(cuts.box, _BEYOND * left / np.maximum(1.0, over)), cuts.box)
         least, step, idle, close = _LEAST, 0.5, 0, max(_CLOSE, _OF_GAP * search.limits.gap)
-        for _ in range(_ROUGH if search.limits.rough else _ROUNDS):
-            if search.done:
-                break
+        rounds = _ROUGH if search.limits.rough else _ROUNDS
+        while rounds and not search.done:
+            rounds -= 1
             target, upper = cuts.highest(least)
             before = self.best.price.value
             gain = upper - before
@@ -230,6 +235,8 @@ class _Pricing:
             if not self._narrow():
                 return self._closed()
             risen = self.best.price.value - before
+            if search.limits.rough and room and risen > _WORTH * room:
+                rounds = _ROUGH
             step = min(1.0, step * _FARTHER) if risen > 0 else max(_NEAREST, step * _NEARER)
             idle = 0 if risen > _LITTLE * gain else idle + 1
         if len(self.fitting) > 1 and not search.done:
@@ -256,7 +263,7 @@ class _Pricing:
         assert best is not None
         reach = min(search.ceiling - 1, self.circuit.max_cost)
         slack, before = reach - best.price.bound, self.reach - best.price.bound
-        if search.done or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
+        if search.done or search.limits.rough or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
             return True
         small = best.restricted(reach, search.until)
         if small is None:

@@ -5,11 +5,12 @@ A process caches its last encodings, since a part is solved several times: first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from math import ceil
 from time import monotonic
 from typing import TypeAlias, TypeVar
@@ -21,11 +22,12 @@ from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
 from ...formulation.encoding.shared_tables import SharedTables
-from ...formulation.network.network import INFINITE, Edge, Network, SwitchTables, Table, Window, evaluate
+from ...formulation.network.network import INFINITE, Chain, Edge, Network, SwitchTables, Table, Window, evaluate
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout, P
+from ...model.graph.segments import divided_layers, segments
 from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from ..elimination.transient_memory import without_windows
@@ -149,7 +151,7 @@ class PartNetworks:
         except PartitaError as refusal:  # a tensor cannot be split so finely
             return PartAnswer(INFINITE, refusal=str(refusal))
         variables = _Variables(found, tuple(self.pipeline.weights))
-        within = found.network if whole else self._inside(found, variables, i, j)
+        within = found.network if whole else self._inside(found, variables, i, j, memory=query.in_flight > 0)
         if query.in_flight == 0:
             bound = self._solved(without_limit(within), effort).bound
             return PartAnswer(bound, inside=bound)
@@ -191,15 +193,22 @@ class PartNetworks:
         self.solving += monotonic() - began
         return result
 
-    def _inside(self, found: Encoding, variables: _Variables, i: int, j: int) -> Network:
+    def _inside(self, found: Encoding, variables: _Variables, i: int, j: int, memory: bool) -> Network:
         """The network of a part inside a larger one: ends in any layout, free transfers.
 
-        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. A cut
-        may divide a window, whose longest stream is at least any weighted sum of the streams: such sums add up.
+        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. Of a
+        layer that a cut may divide, or that computes what crosses the end, only kernels count in its windows, and
+        nothing transient, so that parts add up. Other layers keep both, unless `memory` is ignored: there traffic
+        hides.
         """
         shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}
-        return without_windows(replace(_without(found.network, cost=shared | sent, own=ends), constant=0))
+        network, open_ = found.network, _of_nodes(found, _open_layers(found)) if memory else set()
+        switches = {s.variable for s in network.switches if memory and open_.isdisjoint(s.scope(network.edges))}
+        windows = {w for w, x in enumerate(network.windows) if memory and open_.isdisjoint(x.variables)}
+        within = _without(network, cost=shared | sent, own=ends, transient=switches)
+        within = replace(within, constant=0, chains=tuple(_closed(network.chains, open_)))
+        return without_windows(within, kernels_only=True, keep=windows)
 
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
         """Lower bound on the memory that a part adds to any part that contains it; 0 if it cannot be encoded."""
@@ -319,14 +328,34 @@ def _of_nodes(found: Encoding, nodes: Iterable[int]) -> set[int]:
     return variables
 
 
+def _open_layers(found: Encoding) -> set[int]:
+    """The nodes of layers that a cut divides, and of those that compute what is sent."""
+    nodes, base = found.pcg.nodes, found.classes.base
+    sent = {n for node in nodes if node.op == "send" for i in node.inputs for n in (i, base[i])}
+    ending = (s.nodes for s in segments(found.pcg) if not sent.isdisjoint(s.nodes))
+    return {*divided_layers(found.pcg), *(n for own in ending for n in own)}
+
+
+def _closed(chains: Iterable[Chain], variables: AbstractSet[int]) -> Iterator[Chain]:
+    """The longest runs of copies without these variables; copies agree in all tables only there."""
+    for chain in chains:
+        free = [variables.isdisjoint(copy) for copy in chain.copies]
+        runs = [[place for place, _ in run] for is_free, run in groupby(enumerate(free), lambda x: x[1]) if is_free]
+        longest = max(runs, key=len, default=[])
+        if len(longest) > 1:
+            first, end = longest[0], longest[-1] + 1
+            yield Chain(chain.boundaries[first : end + 1], chain.copies[first:end])
+
+
 def _without(
     network: Network,
     cost: AbstractSet[int] = frozenset(),
     own: AbstractSet[int] = frozenset(),
     use: AbstractSet[int] = frozenset(),
     lone: AbstractSet[int] = frozenset(),
+    transient: AbstractSet[int] = frozenset(),
 ) -> Network:
-    """The network without transient memory and with some tables zeroed.
+    """The network with some tables zeroed, and without transient memory but that of the switches `transient`.
 
     `cost`, `use`: variables whose own tables and edges cost, or use, nothing; `own`, `lone`: likewise, but only their
     own tables.
@@ -341,9 +370,13 @@ def _without(
         return nothing(c) if free else c, nothing(u) if u is not None and empty else u
 
     def decided(
-        each: Mapping[int, SwitchTables], scope: Callable[[int], set[int]], alone: bool
+        each: Mapping[int, SwitchTables], scope: Callable[[int], set[int]], kept: bool, alone: bool = False
     ) -> dict[int, SwitchTables]:
-        return {k: (*tables(c, u, scope(k), alone), None) for k, (c, u, _) in each.items()}
+        free = cost | own if alone else cost
+        return {
+            k: (*tables(c, u, scope(k), alone), extra if kept and free.isdisjoint(scope(k)) else None)
+            for k, (c, u, extra) in each.items()
+        }
 
     def counted(window: Window) -> Window:
         return Window(
@@ -360,8 +393,8 @@ def _without(
         switches=tuple(
             replace(
                 s,
-                variables=decided(s.variables, lambda v: {v}, True),
-                edges=decided(s.edges, lambda k: {edges[k].u, edges[k].v}, False),
+                variables=decided(s.variables, lambda v: {v}, s.variable in transient, alone=True),
+                edges=decided(s.edges, lambda k: {edges[k].u, edges[k].v}, s.variable in transient),
             )
             for s in network.switches
         ),

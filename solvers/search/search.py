@@ -59,6 +59,8 @@ LEADER_GAP = 0.25
 more of them."""
 BOUND_STEP = 1.5
 """Factor by which one call may raise a bound."""
+MERGED_LEVELS = (Level.BOUNDED,)
+"""Levels of merged devices: with plenty of memory this bound is the one that ignores it."""
 OTHERS = 8
 """The most plans beside the best that a result has."""
 FAR = 1.5
@@ -329,7 +331,7 @@ class _Search:
         """The work that takes a configuration to its next level."""
         ladder = tuple(Level) if self.has_pipelines else (Level.RELAXED, Level.PRICED, Level.CLOSED)
         following = ladder[0 if chosen.level is None else ladder.index(chosen.level) + 1]
-        levels = BOUNDS if chosen.merged else (following,)
+        levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
         target = self._raised_target(chosen) if levels[-1] in BOUNDS and not chosen.single_stage else self.target
@@ -360,7 +362,7 @@ class _Search:
                 continue
             if merged is not None and merged.level is None and not merged.dived:
                 merged.dived = True
-                return self._work(merged, BOUNDS, self.limits.gap, self._raised_target(merged))
+                return self._work(merged, MERGED_LEVELS, self.limits.gap, self._raised_target(merged))
             candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
             if not self.has_pipelines:  # the bound that ignores memory comes later
                 return _Work(candidate, (Level.PRICED,), gap, self.target, None)
