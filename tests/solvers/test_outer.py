@@ -93,6 +93,7 @@ class Tied(nn.Module):
 
 MODELS: dict[str, tuple[Any, torch.Tensor]] = {
     "short": (lambda: Tower(512, 2), torch.zeros(4, 256, 512)),
+    "long": (lambda: Tower(512, 3), torch.zeros(4, 256, 512)),
     "tied": (Tied, torch.zeros(4, 64, dtype=torch.int64)),
 }
 
@@ -362,6 +363,29 @@ def test_what_parts_cost_inside_adds_up_to_no_more_than_the_whole() -> None:
         assert costs == sorted(costs)
         less += costs[1] < costs[2] < INFINITE
     assert less
+
+
+@pytest.mark.parametrize("memory", [400, 28])
+def test_layers_inside_count_with_their_traffic_and_transient_memory(memory: int) -> None:
+    """And add up to no more than the least time of a stage whose messages take none."""
+    pipeline, backend = PipelineProblem(asked("long", (2, 2), memory * MIB, 8, MODES)), solver("auto")
+    parts = PartNetworks(pipeline, Configuration((2, 1), ((1, 2),), 4), backend)
+    pairs = [ends for ends in combinations(range(pipeline.count), 2) if ends != (0, pipeline.count - 1)]
+    hidden = {ends: parts.solve(*ends, Query(0), Effort(Level.RELAXED)).inside for ends in pairs}
+    counted = {ends: parts.solve(*ends, Query(2), Effort(Level.BOUNDED)).inside for ends in pairs}
+    assert counted[1, 3] > 1.1 * hidden[1, 3]  # the layer that ends inside of it takes longer to gather than to compute
+    for a, b in ((0, 1), (0, 2), (1, 2), (1, 3), (2, 3)):
+        found = parts.encoding(a, b, 2)
+        variables = list(found.network.variables)
+        for n in (*found.pcg.of("receive"), *found.pcg.of("send")):
+            v = found.operators[n][0]
+            free = np.where(variables[v].cost < INFINITE, 0, INFINITE)
+            variables[v] = replace(variables[v], cost=free)
+        whole = backend.solve(replace(found.network, variables=tuple(variables)), Limits(gap=0.01)).objective
+        assert whole is not None
+        for (i, j), inside in counted.items():
+            if a <= i < j <= b:
+                assert inside + sum(hidden[n, n + 1] for n in (*range(a, i), *range(j, b))) <= whole, (a, b, i, j)
 
 
 class Gated(nn.Module):
