@@ -34,7 +34,7 @@ from ..formulation.reduction.program import (
 from ..formulation.reduction.ranking import DEFAULT_BYTES, Ranked, ranking
 from ..formulation.reduction.rules import goal, initial
 from ..formulation.search_space import SearchSpace
-from ..formulation.weights.storage import BUCKET_BYTES
+from ..formulation.weights.buckets import BUCKET_BYTES
 from ..model.capture.capture import capture
 from ..model.files import read_json
 from ..model.machine.machine import Machine

@@ -7,11 +7,12 @@ from math import prod
 from ...formulation.reduction.optimal import cheapest_programs
 from ...formulation.reduction.statuses import Kind
 from ...formulation.strategies.tensor_classes import Use, without_addends
-from ...formulation.weights.storage import BUCKET_BYTES, prefetched_copies
+from ...formulation.weights.buckets import BUCKET_BYTES, bucketed
+from ...formulation.weights.storage import prefetched_copies
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
-from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
+from ...model.machine.collective_price import CollectivePrice
 from ...model.optimizers import optimizer_states
 from ..plan.plan import Plan
 from .operators import OperatorPrices
@@ -160,10 +161,3 @@ class WeightPrices(OperatorPrices):
 def bucket_price(plan: Plan, axes: tuple[int, ...], kind: Kind) -> CollectivePrice:
     """The price of what moves a full bucket of gradients or weights."""
     return cheapest_programs(plan.machine, plan.placement, axes, kind).at(BUCKET_BYTES)
-
-
-def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:
-    """Time in ns that `numel` elements add to flat buckets; `moved`: collectives and their bytes per element."""
-    latency = sum(line.latency_ns * item for line, item in moved)
-    rate = sum(line.ns_per_byte * item for line, item in moved)
-    return math.ceil(latency * numel / BUCKET_BYTES + rate * numel - ROUNDING_NS)

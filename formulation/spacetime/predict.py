@@ -4,6 +4,9 @@ A device runs its instructions in order on a compute stream; transfers run on a 
 reloads on a host stream. Each stream runs one instruction at a time. A transfer starts once all its members have
 reached it, its inputs are ready and their earlier transfers are done; only readers of its result wait for it. Groups
 that move one tensor in the same way at the same time share links and are priced together.
+
+Weights and their gradients travel as the planner prices them (`weight_traffic`): in a stream of their own, beside the
+kernels of their layer, which ends with the longer of both; elsewhere devices wait for them.
 """
 
 from __future__ import annotations
@@ -40,10 +43,10 @@ from .materialized import (
 )
 from .op import Phase
 from .price import Prices
+from .weight_traffic import Message, WeightTraffic, Window
 
-COMPUTE, COMMUNICATION, HOST = "compute", "communication", "host"
-STREAMS = (COMPUTE, COMMUNICATION, HOST)
-_COMMUNICATION = STREAMS.index(COMMUNICATION)
+COMPUTE, COMMUNICATION, WEIGHTS, HOST = "compute", "communication", "weights", "host"
+STREAMS = (COMPUTE, COMMUNICATION, WEIGHTS, HOST)
 SEND = "send"
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -203,7 +206,7 @@ def predict(
     if len(program.devices) > machine.devices:
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
     prices = Prices(program.tasks.graph, machine, dtype, optimizer)
-    moves = _Moves(given, prices)
+    moves = _Moves(given, prices, WeightTraffic(program, prices))
     first = given.equal_ranks([moves.ns[here >= 0].tobytes() for here in given.places])
     living = {device: lifetimes(program, device, prices, given.pcg) for device in sorted({*first})}
     timeline = _Timeline(given, moves, living)
@@ -220,7 +223,8 @@ def predict(
 class _Entry:
     """An instruction of the template, as the timeline runs it.
 
-    `waits` and `readies`: rows of registers, each with the micro-batch, or -1 for that of the instruction.
+    `waits` and `readies`: rows of registers, each with the micro-batch, or -1 for that of the instruction. `window`:
+    the layer beside whose kernels weights travel; `alone`: no window goes on over it.
     """
 
     device: int
@@ -228,6 +232,29 @@ class _Entry:
     on: Streamed
     waits: tuple[tuple[int, int], ...]
     readies: tuple[tuple[int, int], ...]
+    window: Window | None
+    alone: bool
+
+
+@dataclass(slots=True)
+class _Device:
+    """How far a device is: when each stream is free, and the window it is in, with that of which micro-batch.
+
+    `began`: when the window did.
+    """
+
+    free: dict[str, int]
+    window: tuple[Window, int] | None = None
+    began: int = 0
+
+    def enter(self, window: tuple[Window, int] | None) -> None:
+        """Begin a window; the one before ends with its kernels and its traffic."""
+        if window == self.window:
+            return
+        if self.window is not None:
+            self.free[COMPUTE] = max(self.free[COMPUTE], self.free[WEIGHTS])
+        self.window, self.began = window, self.free[COMPUTE]
+        self.free[WEIGHTS] = max(self.free[WEIGHTS], self.began)
 
 
 class _Timeline:
@@ -236,8 +263,14 @@ class _Timeline:
     def __init__(self, looped: Looped, moves: _Moves, living: Mapping[int, Lifetimes]) -> None:
         self.looped, self.program, self.prices, self.living = looped, looped.program, moves.prices, living
         self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator
-        self.updated: set[Register] = set()  # updated parameters on the device of their update
-        self.moves = moves
+        self.updating = {  # what updates read: parts of weights and gradients that are kept
+            register
+            for device in living
+            for x in self.program.devices[device]
+            if isinstance(x, Run) and x.op.phase is Phase.UPDATE
+            for register in x.reads
+        }
+        self.moves, self.weights = moves, moves.weights
         self.entries = [
             [
                 self._entry(device, place, self.looped.of[step] if self.looped.of else None)
@@ -267,7 +300,9 @@ class _Timeline:
                 readies.append(self._row(key, micro, micro))
             elif key in self.rows:
                 waits.append(self._row(key, micro, micro))
-        return _Entry(device, place, self._on(device, place, instruction), tuple(waits), tuple(readies))
+        window, on = self.weights.window(device, place), self._on(device, place, instruction)
+        alone = window is None and (on.stream == WEIGHTS or isinstance(instruction, Run) and on.stream == COMPUTE)
+        return _Entry(device, place, on, tuple(waits), tuple(readies), window, alone)
 
     def _row(self, key: object, micro: int | None, reader: int | None) -> tuple[int, int]:
         """The row of a register of a micro-batch of the template, and the micro-batch that one of `reader` reads."""
@@ -277,85 +312,109 @@ class _Timeline:
         return row, -1 if micro == reader else self.looped.loop.shown[micro]
 
     def _on(self, device: int, place: int, instruction: Instruction) -> Streamed:
+        weights = self.weights.moves(instruction)
         if isinstance(instruction, Transfer):
-            return Streamed(COMMUNICATION, 0, self.moves.size_bytes(instruction.key))
+            return Streamed(WEIGHTS if weights else COMMUNICATION, 0, self.moves.size_bytes(instruction.key))
         if not isinstance(instruction, Run):
-            return Streamed(COMPUTE, self._local_ns(instruction), 0)
+            return Streamed(WEIGHTS if weights else COMPUTE, self._local_ns(instruction), 0)
         if instruction.op.phase in (Phase.OFFLOAD, Phase.RELOAD):
             size = self.living[device].moved.get(place, 0)
             return Streamed(HOST, self.prices.host_ns(size), size)
-        return Streamed(COMPUTE, self._task_ns(instruction), 0)
+        ns = self.prices.task_ns(instruction.op) + self.weights.of_task_ns(instruction, device)
+        return Streamed(COMPUTE, ns, 0)
 
     def run(self) -> dict[int, Times]:
         """Run all events in order. Every device reaches its part of a transfer once it has got to it."""
-        count, number = self.looped.count, {stream: at for at, stream in enumerate(STREAMS)}
-        free = {device: [0] * len(STREAMS) for device in self.living}
+        count = self.looped.count
+        devices = {device: _Device(dict.fromkeys(STREAMS, 0)) for device in self.living}
         ready: list[dict[int, int]] = [{} for _ in self.rows]
         made: dict[int, tuple[list[int], ...]] = {device: ([], [], [], [], []) for device in self.living}
         here = np.array([bool(members) for members in self.entries], dtype=bool)[self.looped.steps]
         events = (own[here].tolist() for own in (self.looped.steps, self.looped.micros, self.moves.ns))
         for step, micro, moved in zip(*events, strict=True):
             members = self.entries[step]
-            stream = number[members[0].on.stream]
-            start = 0
+            start = self._start(members, micro, devices, ready)
+            ns = moved if step in self.moves else members[0].on.ns
+            end = start + ns
             for entry in members:
-                own = free[entry.device]
-                start = max(start, own[0], own[stream])
-                for row, which in entry.waits:
-                    start = max(start, ready[row][micro if which < 0 else which])
-            end = start + (moved if stream == _COMMUNICATION else members[0].on.ns)
-            for entry in members:
-                own = free[entry.device]
+                own, stream = devices[entry.device], entry.on.stream
                 places, micros, reached, starts, ends = made[entry.device]
                 places.append(entry.place)
                 micros.append(micro)
-                reached.append(own[0])
+                reached.append(own.free[COMPUTE])
                 starts.append(start)
                 ends.append(end)
-                own[stream] = end
+                own.free[stream] = end
+                if stream == WEIGHTS and entry.window is None:
+                    own.free[COMPUTE] = end
+                elif stream == WEIGHTS:
+                    own.free[COMPUTE] += self.prices.machine.busy_ns(ns)
+                # What a window brings stands for what the one before it brought.
+                end_of = own.began if stream == WEIGHTS and entry.window is not None else end
                 for row, which in entry.readies:
-                    ready[row][micro if which < 0 else which] = end
+                    ready[row][micro if which < 0 else which] = end_of
+        for own in devices.values():
+            own.enter(None)
         assert count, "a loop has micro-batches"
         return {device: Times(*(np.array(x, dtype=np.int64) for x in own)) for device, own in made.items()}
 
-    def _task_ns(self, run: Run) -> int:
-        if run.op.phase is Phase.UPDATE:
-            self.updated.update(filter(None, run.writes))
-        elif run.op.phase is Phase.KEEP and run.reads[0] not in self.updated:  # else updated in place
-            size = self.prices.register_bytes(run.reads[0])
-            return self.prices.copy_ns([size], size)
-        return self.prices.task_ns(run.op)
+    def _start(
+        self, members: Sequence[_Entry], micro: int, devices: Mapping[int, _Device], ready: Sequence[Mapping[int, int]]
+    ) -> int:
+        """When all members can begin."""
+        start = 0
+        for entry in members:
+            own = devices[entry.device]
+            if entry.window is not None:
+                own.enter((entry.window, micro))
+            elif entry.alone:
+                own.enter(None)
+            start = max(start, own.free[entry.on.stream])
+            if entry.on.stream == WEIGHTS and entry.window is not None:
+                continue
+            start = max(start, own.free[COMPUTE])
+            for row, which in entry.waits:
+                start = max(start, ready[row][micro if which < 0 else which])
+        return start
 
     def _local_ns(self, instruction: Instruction) -> int:
         size = self.prices.register_bytes
         match instruction:
             case Zeros(target):
                 return self.prices.copy_ns((), size(target))
-            case Slice(target, source):
+            case Slice(target) if target in self.updating:
+                return 0  # a view
+            case Slice(target):
                 return self.prices.copy_ns([size(target)], size(target))
+            case Add(sources=sources) if len({source.via for source in sources}) == len(sources):
+                return 0  # autograd adds up the gradients of several readers, which the planner does not price either
             case Join(target, sources) | Add(target, sources):
                 return self.prices.copy_ns([size(source) for source in sources], size(target))
-            case Accumulate(total, source, first):
-                return 0 if first else self.prices.accumulate_ns(total.tensor, source.mask.numel)
+            case Accumulate():
+                return 0  # `WeightTraffic.of_task_ns` has it
         raise AssertionError(instruction)
 
 
 class _Move(NamedTuple):
-    """A transfer: its ordered ranks and the bytes per member."""
+    """A transfer: its ordered ranks, the bytes per member, and with what it travels."""
 
     kind: str
     tensor: PTensor
     size_bytes: int
+    message: Message
     group: tuple[int, ...]
 
 
 class _Moves:
     """The times of all transfers in order: equal consecutive transfers of one tensor share the links."""
 
-    def __init__(self, looped: Looped, prices: Prices) -> None:
-        self.looped, self.prices = looped, prices
-        self.moves = dict(_moves(looped.program, prices))
-        self.known: dict[tuple[str, int, tuple[tuple[int, ...], ...]], int] = {}
+    def __init__(self, looped: Looped, prices: Prices, weights: WeightTraffic) -> None:
+        self.looped, self.prices, self.weights = looped, prices, weights
+        self.moves = dict(_moves(looped.program, prices, weights))
+        self.known: dict[tuple[str, int, Message, float, tuple[tuple[int, ...], ...]], int] = {}
+
+    def __contains__(self, step: int) -> bool:
+        return step in self.moves
 
     def size_bytes(self, key: int) -> int:
         return self.moves[key].size_bytes
@@ -373,29 +432,35 @@ class _Moves:
     def _times(self, steps: Sequence[int]) -> Iterator[int]:
         """The times of consecutive transfers."""
         moves = map(self.moves.__getitem__, steps)
-        for _, similar in groupby(moves, key=lambda move: (move[:3], len(move.group))):
+        for _, similar in groupby(moves, key=lambda move: (move[:4], len(move.group))):
             for run in _disjoint(similar):
-                ns = self._ns(run[0].kind, run[0].size_bytes, tuple(move.group for move in run))
+                ns = self._ns(run[0], tuple(move.group for move in run))
                 yield from (ns for _ in run)
 
-    def _ns(self, kind: str, size: int, groups: tuple[tuple[int, ...], ...]) -> int:
-        key = kind, size, groups
+    def _ns(self, move: _Move, groups: tuple[tuple[int, ...], ...]) -> int:
+        kind, size, message, prices = move.kind, move.size_bytes, move.message, self.prices
+        share = self.weights.share(move.tensor) if message is Message.LAYER else 1.0
+        key = kind, size, message, share, groups
         if key not in self.known:
-            pairs = [(group[0], group[1]) for group in groups]
-            self.known[key] = (
-                self.prices.sends_ns(pairs, size) if kind == SEND else self.prices.collective_ns(kind, groups, size)
-            )
+            if kind == SEND:
+                ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
+            elif message in (Message.GRADIENTS, Message.UPDATED):
+                ns = prices.bucketed_ns(kind, groups, size // prices.item(move.tensor))
+            else:
+                ns = prices.collective_ns(kind, groups, size, share)
+            self.known[key] = ns
         return self.known[key]
 
 
-def _moves(program: Materialized, prices: Prices) -> Iterator[tuple[int, _Move]]:
+def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, _Move]]:
     for device, own in enumerate(program.devices):
         for x in own:
             if isinstance(x, Send):
-                yield x.key, _Move(SEND, x.source.tensor, prices.register_bytes(x.source), (device, x.to))
+                yield x.key, _Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to))
             elif isinstance(x, Collective) and device == x.group[0]:
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
-                yield x.key, _Move(x.kind, whole.tensor, prices.register_bytes(whole), x.group)
+                size, message = prices.register_bytes(whole), weights.message(x, device)
+                yield x.key, _Move(x.kind, whole.tensor, size, message, x.group)
 
 
 def _disjoint(moves: Iterable[_Move]) -> Iterator[list[_Move]]:

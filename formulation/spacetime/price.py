@@ -19,7 +19,7 @@ from ...model.errors import PartitaError
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import atom_of, is_split
 from ...model.graph.pcg import Node
-from ...model.machine.collective_price import ROUNDING_NS
+from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline, backward_factor
@@ -29,6 +29,7 @@ from ..rvd.prices import prices_on
 from ..strategies.option_costs import LOSS_TRANSIENTS
 from ..strategies.row import Row
 from ..strategies.strategy import rows
+from ..weights.buckets import bucketed
 from .dtypes import constants, item_bytes, stored_dtype
 from .graph import Graph
 from .mask import GRADIENT, PTensor
@@ -140,7 +141,7 @@ class Prices:
     def _task_ns(self, op: Op) -> int:
         match op.phase:
             case Phase.STORE | Phase.KEEP:
-                return 0  # `predict` adds the copy of a parameter updated elsewhere
+                return 0
             case Phase.UPDATE:
                 return self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
             case Phase.FORWARD | Phase.RECOMPUTE:
@@ -164,12 +165,9 @@ class Prices:
         work, own = self._work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
         if self._constant[op.node]:
             return self.kernel_ns(work, 2.0 * own)
-        casts = sum(op.mask(p).numel for p, source in enumerate(sources) if source.op == "parameter")
-        cast = self.stream_ns(casts * (ITEMSIZE[self.precision.parameters] + self._item(node)))
-        forward = self.kernel_ns(
+        return self.kernel_ns(
             work, self._traffic(op) * entry.moved(node), entry.kernels(node, sources), (node, "forward")
         )
-        return forward + (cast if self.precision.mixed else 0)
 
     def _work(self, node: Node, sources: tuple[Node, ...]) -> float:
         return operator(node.op).work(node, sources) * self.machine.device.work_factor(node.op)
@@ -292,9 +290,26 @@ class Prices:
             return 0
         return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)
 
-    def collective_ns(self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int) -> int:
-        """A collective in all groups at once; bytes per member before it (all-gather: after it)."""
-        return self.links.collective(kind, np.array(groups)).ns(size_bytes)
+    def collective_ns(
+        self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int, share: float = 1.0
+    ) -> int:
+        """A collective in all groups at once; bytes per member before it (all-gather: after it).
+
+        `share`: of the latency, if other tensors are in the message.
+        """
+        line = self.links.collective(kind, np.array(groups))
+        return CollectivePrice(line.latency_ns * share, line.ns_per_byte).ns(size_bytes)
+
+    def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int) -> int:
+        """The part of a bucket's collective that a gradient of `numel` elements pays, in all groups at once.
+
+        An all-gather is that of updated weights, of which the gradients were reduced by a reduce-scatter.
+        """
+        line, gradients = self.links.collective(kind, np.array(groups)), ITEMSIZE[self.precision.gradients]
+        if kind != "all_gather":
+            return bucketed(numel, (line, gradients))
+        summed = self.links.collective("reduce_scatter", np.array(groups)), gradients
+        return bucketed(numel, summed, (line, ITEMSIZE[self.precision.parameters])) - bucketed(numel, summed)
 
     def sends_ns(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> int:
         """Simultaneous messages of `size_bytes` each between (sender, receiver) pairs."""

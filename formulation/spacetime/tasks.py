@@ -165,7 +165,7 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
 
 def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[str]:
     """Problems of updates on devices without the parameter: optimizer states lie with the weights."""
-    stored = _stored(stores)
+    stored = stored_boxes(stores)
     for op in updates:
         mask = op.mask(None)
         if not any(within(mask.box, box) for box in stored[op.node, op.device]):
@@ -175,7 +175,7 @@ def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[
             )
 
 
-def _stored(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
+def stored_boxes(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
     """The boxes that each device keeps, by (parameter, device)."""
     found: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
     for store in stores:
@@ -203,7 +203,7 @@ def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[li
 def reads_of(ops: Iterable[Op]) -> dict[Op, tuple[VTensor, ...]]:
     """The vTensors every task reads: `op.reads`, then the parameters that its backward fetches again."""
     ops = tuple(ops)
-    stored = _stored(op for op in ops if op.phase is Phase.STORE)
+    stored = stored_boxes(op for op in ops if op.phase is Phase.STORE)
     return {op: (*op.reads, *_weights_again(op, stored)) for op in ops}
 
 

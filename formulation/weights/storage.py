@@ -30,13 +30,10 @@ from ..pipeline.stage_transfers import exchanged_bytes
 from ..reduction.optimal import cheapest_programs
 from ..special.table_spread import TableSpread
 from ..strategies.transitions import Codes, Space, Transitions
+from .buckets import BUCKET_BYTES
 
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-BUCKET_BYTES = 25_000_000
-"""Gradients are synchronized in flat buckets of this size; a weight pays its share of what a full bucket costs."""
-
 
 @dataclass(frozen=True, eq=False)
 class Storage:

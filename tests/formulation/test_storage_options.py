@@ -14,7 +14,8 @@ from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.network.network import INFINITE, evaluate
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.optimal import cheapest_programs
-from partita.formulation.weights.storage import BUCKET_BYTES, Storage, worthwhile
+from partita.formulation.weights.buckets import BUCKET_BYTES
+from partita.formulation.weights.storage import Storage, worthwhile
 from partita.model.errors import PartitaError
 from partita.model.graph.builder import Builder
 from partita.model.graph.dtypes import ITEMSIZE

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ....formulation.weights.storage import BUCKET_BYTES
+from ....formulation.weights.buckets import BUCKET_BYTES
 from ....model.machine.precision import precision
 from ....model.operators.operator import is_random
 from ...plan.plan import Plan

@@ -7,7 +7,7 @@ import math
 import textwrap
 
 from ....formulation.special import special_strategy
-from ....formulation.weights.storage import BUCKET_BYTES
+from ....formulation.weights.buckets import BUCKET_BYTES
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
 from ...plan.table_spread import loads_text, spread_axis

@@ -6,7 +6,7 @@ Where a plan overlaps, such a message leaves while the layer before computes (`t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ....formulation.weights.storage import BUCKET_BYTES
+from ....formulation.weights.buckets import BUCKET_BYTES
 from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS, ITEMSIZE
 from ....model.graph.layout import Action, Layout, Step, steps

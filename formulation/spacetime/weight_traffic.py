@@ -1,0 +1,153 @@
+"""What the weights of a space-time plan cost, as the planner prices them (docs/cost-model.md, Overlap).
+
+A layer's weights are gathered in one message, and gradients are summed in buckets: each weight pays its share of the
+latency. In every layer but a device's first this traffic runs beside the kernels of the layer, which stand for those of
+the layer before. All other traffic of weights is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ...model.graph.dtypes import ITEMSIZE
+from ..encoding.overlap import hiding_layers, latency_shares, layers_together
+from ..search_space import EVERYTHING
+from ..strategies.tensor_classes import classes
+from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet, within
+from .materialized import Collective, Instruction, Materialized, Register, Run, reads, writes
+from .op import Phase
+from .price import Prices
+from .supplies import volume
+from .tasks import stored_boxes
+
+_WAYS = {Phase.FORWARD: "forward"} | dict.fromkeys((Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT), "backward")
+_KINDS = {VALUE, GRADIENT, UPDATED}
+
+
+class Window(NamedTuple):
+    """A layer on its way forward, or backward with what is recomputed for it."""
+
+    layer: str
+    way: str
+
+
+class Message(Enum):
+    """With what a weight travels: by itself, with its layer's, or in a bucket of gradients or of updated weights."""
+
+    ALONE, LAYER, GRADIENTS, UPDATED = auto(), auto(), auto(), auto()
+
+
+class WeightTraffic:
+    """Of a program which instructions move weights, in which windows they are, and what they cost."""
+
+    def __init__(self, program: Materialized, prices: Prices) -> None:
+        self.graph, self.prices, self.pcg = program.tasks.graph, prices, program.tasks.graph.pcg
+        self.stored = stored_boxes(op for op in program.tasks.ops if op.phase is Phase.STORE)
+        known = classes(self.pcg)
+        together = layers_together(self.pcg, known, EVERYTHING)
+        self.shares = latency_shares(self.pcg, together)
+        self.layer_of = {
+            i: segment.name
+            for segment in hiding_layers(self.pcg, together, inside=True)
+            for i in segment.nodes
+            if not known.constant[i]
+        }
+        self._windows: list[dict[int, Window | None]] = [self._of_device(own) for own in program.devices]
+        self._first: dict[tuple[int, int], int] = {}  # by device and weight, the operator that reads it first
+        for device, own in enumerate(program.devices):
+            for op in (i.op for i in own if isinstance(i, Run)):
+                for node in filter(self._weight, op.of.inputs):
+                    self._first[device, node] = min(op.node, self._first.get((device, node), op.node))
+
+    def _weight(self, node: int) -> bool:
+        return self.pcg.nodes[node].op == "parameter"
+
+    def moves(self, instruction: Instruction) -> bool:
+        """True if an instruction moves or prepares a weight or its gradient, and computes nothing."""
+        if isinstance(instruction, Run):
+            return False
+        touched = (*reads(instruction), *writes(instruction))
+        return all(register.tensor.kind in _KINDS and self._weight(register.tensor.node) for register in touched)
+
+    # Windows
+
+    def window(self, device: int, place: int) -> Window | None:
+        """The window that an instruction is in."""
+        return self._windows[device].get(place)
+
+    def _of_device(self, instructions: Sequence[Instruction]) -> dict[int, Window | None]:
+        """The windows of the instructions of a device, by place; all layers but the first have some."""
+        found: dict[int, Window | None] = {}
+        readers: dict[Register, list[int]] = defaultdict(list)
+        layers: dict[str, None] = {}
+        for place, instruction in enumerate(instructions):
+            for register in reads(instruction):
+                readers[register].append(place)
+            if isinstance(instruction, Run) and (layer := self.layer_of.get(instruction.op.node)) is not None:
+                layers.setdefault(layer)
+                if layer != next(iter(layers)) and instruction.op.phase in _WAYS:
+                    found[place] = Window(layer, _WAYS[instruction.op.phase])
+        for place in reversed(range(len(instructions))):
+            if not self.moves(instructions[place]):
+                continue
+            (*_, register) = (*reads(instructions[place]), *writes(instructions[place]))
+            if register.tensor.kind == VALUE:
+                after = (found.get(reader) for written in writes(instructions[place]) for reader in readers[written])
+                found[place] = next(after, None)
+            elif register.tensor.kind == GRADIENT:
+                layer = self.layer_of.get(min(self.pcg.consumers[register.tensor.node]))
+                inside = layer in layers and layer != next(iter(layers))
+                found[place] = Window(layer, "backward") if layer is not None and inside else None
+        return found
+
+    # Prices
+
+    def message(self, collective: Collective, device: int) -> Message:
+        """With what a weight travels in a collective."""
+        tensor, kind = collective.target.tensor, collective.kind
+        if not self._weight(tensor.node) or tensor.kind not in _KINDS:
+            return Message.ALONE
+        if tensor.kind == UPDATED:
+            return Message.UPDATED if kind == "all_gather" else Message.ALONE
+        if tensor.kind == VALUE:
+            return Message.LAYER if kind == "all_gather" else Message.ALONE
+        if kind == "reduce_scatter" and collective.source is not None:
+            box = collective.source.mask.box
+            whole = any(within(box, kept) for kept in self.stored[tensor.node, device])
+            return Message.GRADIENTS if whole else Message.LAYER
+        return Message.GRADIENTS if kind == "all_reduce" else Message.ALONE
+
+    def share(self, tensor: PTensor) -> float:
+        """The share of the latency of its layer's message that a weight pays."""
+        return self.shares.get(tensor.node, 1.0)
+
+    def of_task_ns(self, run: Run, device: int) -> int:
+        """Casts of the weights that a task reads, and accumulation of the gradients that it gives.
+
+        Each is counted once a micro-batch, where the weight is read first, and as far as the device keeps it.
+        """
+        op, total, precision = run.op, 0, self.prices.precision
+        if op.phase not in _WAYS:
+            return 0
+        for operand, node in enumerate(op.of.inputs):
+            if not self._weight(node) or self._first[device, node] != op.node or node in op.of.inputs[:operand]:
+                continue
+            kept = self._kept(op.mask(operand).box, self.stored[node, device])
+            if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+                item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
+                total += self.prices.stream_ns(kept * float(item)) if precision.mixed else 0
+            elif any(w.tensor == PTensor(GRADIENT, node) for w in op.writes):
+                total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept)
+            if op.phase is Phase.BACKWARD and precision.mixed and PTensor(VALUE, node) in {r.tensor for r in run.reads}:
+                item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
+                total += self.prices.stream_ns(kept * float(item))
+        return total
+
+    @staticmethod
+    def _kept(box: Box, stored: Iterable[Box]) -> int:
+        """How many elements of a box are stored; all of a box of which nothing is."""
+        shared = [volume(inner) for kept in stored if (inner := meet(box, kept)) is not None]
+        return sum(shared) or volume(box)
