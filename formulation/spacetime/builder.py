@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .aligned import GroupPattern
 from .graph import Graph
-from .mask import ALL, Addends, Box, Mask, PTensor, cells, meet
+from .mask import ALL, GRADIENT, Addends, Box, Mask, PTensor, cells, meet
 from .materialized import (
     Accumulate,
     Add,
@@ -49,6 +49,7 @@ class EventBuilder:
         self.ready: dict[int, Place] = {}  # by number of the register
         self.shapes: dict[Register, tuple[int, ...]] = {}
         self._dims: dict[int, list[range]] = {}
+        self._moved: set[int] = set()  # numbers of the registers that collectives made, each for one reader
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
         """A new register, created by the event at `ready`."""
@@ -143,7 +144,9 @@ class EventBuilder:
             layer = next((x for x in layers if all(meet(inner, other) is None for other in x)), None)
             if layer is None:
                 layers.append(layer := {})
-            layer[inner] = self.add(registers, floor)
+            sums = self.graph.of_parameter(tensor, GRADIENT) and self._moved.issuperset(r.number for r in registers)
+            several = sums and len(registers) > 1
+            layer[inner] = self.accumulate(registers) if several else self.add(registers, floor)
         whole = [self._tiled(device, tensor, box, layer, floor) for layer in layers]
         return self.add(whole, floor) if whole else self.zeros(device, tensor, box, floor)
 
@@ -179,6 +182,7 @@ class EventBuilder:
             new = sources[device] if box is None else self.register(device, tensor, Mask(box, mask.addends), via, place)
             event[device] = Collective(0, pattern.kind, pattern.group, sources.get(device), new, pattern.atoms)
             made[device] = new
+            self._moved.add(new.number)
         self.events.append((place, event))
         return made
 

@@ -2,13 +2,14 @@
 
 A demand is a vTensor that tasks of one device read; its value is the sum of terms, the vTensors that its producers
 write. Terms of one box with the same writing devices and the same demands form one supply: they are added up before
-they are sent, so the gradients of micro-batches are sent once.
+they are sent, so the gradients of micro-batches are sent once. Gradients of a parameter that is fetched for each use are
+sent for each use, so that no device keeps more of the sum than of the parameter.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeVar
@@ -16,8 +17,8 @@ from typing import TypeVar
 from .builder import START, WITH, EventBuilder, Part
 from .mask import GRADIENT, Box, VTensor, hull, meet, within
 from .materialized import Register
-from .op import Op
-from .tasks import Need
+from .op import Op, Phase
+from .tasks import Need, stored_boxes
 
 Item = TypeVar("Item")
 
@@ -48,6 +49,7 @@ class Supply:
 
     `holders` have them in time for every remote demand; `local` demands lie on devices that write them in time.
     `takers`: the boxes taken by each demand. `merged`: the supplies that this one combines, adjacent or overlapping.
+    `use`: the use of a fetched parameter whose gradient this is.
     """
 
     box: Box
@@ -57,6 +59,7 @@ class Supply:
     terms: list[VTensor] = field(default_factory=list)
     merged: list[Supply] = field(default_factory=list)
     sums: dict[int, Register] = field(default_factory=dict)
+    use: Hashable = None
 
 
 class Written:
@@ -73,6 +76,21 @@ class Written:
             for written in self.writes[op]:
                 self._writers[written].setdefault(device(op), op)
         self._registers: dict[tuple[Op, VTensor], Register] = {}
+        self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
+        self._turns: dict[Op, int] = {}
+        turns: dict[object, int] = defaultdict(int)
+        for op in order:
+            self._turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1
+
+    def use(self, term: VTensor) -> Hashable:
+        """The use of a parameter whose gradient a term is, if no writer of it keeps all of the parameter's part."""
+        if not self.builder.graph.of_parameter(term.tensor, GRADIENT):
+            return None
+        writers = self._writers[term]
+        if any(within(term.mask.box, box) for at in writers for box in self._stored[term.tensor.node, at]):
+            return None
+        first = next(iter(writers.values()))
+        return term.via, self._turns[first]
 
     def writers(self, term: VTensor) -> Mapping[int, Op]:
         """The first writer of a term on each device."""
@@ -207,9 +225,10 @@ def supplies(demands: Sequence[Demand], written: Written) -> list[Supply]:
         latest = min((q.at for q in wanted if q not in local), default=-1)
         holders = tuple(sorted(device for device, place in at.items() if place < latest))
         assert holders or len(local) == len(wanted), term
-        key = (term.mask.box, holders, local, tuple(wanted.items()))
+        use = written.use(term)
+        key = (term.mask.box, holders, local, tuple(wanted.items()), use)
         if key not in found:
-            found[key] = Supply(term.mask.box, holders, local, wanted)
+            found[key] = Supply(term.mask.box, holders, local, wanted, use=use)
         found[key].terms.append(term)
     return merged(found.values())
 
@@ -220,7 +239,7 @@ def merged(found: Iterable[Supply]) -> list[Supply]:
     for supply in found:
         regular = all(boxes == (meet(supply.box, q.box),) for q, boxes in supply.takers.items())
         sent = len(supply.local) < len(supply.takers)
-        key = (supply.holders, supply.local, frozenset(supply.takers)) if regular and sent else supply
+        key = (supply.holders, supply.local, frozenset(supply.takers), supply.use) if regular and sent else supply
         groups[key].append(supply)
     result = []
     for group in groups.values():
@@ -229,15 +248,15 @@ def merged(found: Iterable[Supply]) -> list[Supply]:
             result += group
             continue
         takers: dict[Demand, tuple[Box, ...]] = {q: (_shared(box, q.box),) for q in first.takers}
-        result.append(Supply(box, first.holders, first.local, takers, merged=group))
+        result.append(Supply(box, first.holders, first.local, takers, merged=group, use=first.use))
     return result
 
 
 def components(found: Sequence[Supply]) -> list[list[Supply]]:
-    """Supplies that must be sent, grouped by shared demands."""
+    """Supplies that must be sent, grouped by shared demands and uses."""
     sent = [supply for supply in found if len(supply.local) < len(supply.takers)]
     remote = {demand for supply in sent for demand in supply.takers if demand not in supply.local}
-    return connected({supply: [q for q in supply.takers if q in remote] for supply in sent})
+    return connected({supply: [(q, supply.use) for q in supply.takers if q in remote] for supply in sent})
 
 
 def connected(links: Mapping[Item, Iterable[object]]) -> list[list[Item]]:
