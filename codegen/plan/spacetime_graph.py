@@ -174,7 +174,8 @@ def _transform(made: Graph, micro_batches: int, parts: Sequence[_Stage]) -> None
 
 def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
     """Place a parameter unless it lies where it is read, and is updated there as a whole."""
-    layout, updated = holders[0].choice(index).output, holders[0].choice(index).sharded_states
+    choice = holders[0].choice(index)
+    layout, updated = choice.output, choice.sharded_states
     if not updated and all(
         _splits(layout, part) == _splits(read, part) for part in holders for read in _readings(part, index)
     ):
@@ -182,7 +183,7 @@ def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
     cuts: list[Transformation] = [replicate(len(holders), label=STAGE)] if len(holders) > 1 else []
     cuts += _stored(made, index, holders[0])
     devices = [rank for part in holders for rank in part.ranks.ravel().tolist()]
-    place(made, made.pcg.nodes[index].name, cuts, devices)
+    place(made, made.pcg.nodes[index].name, cuts, devices, shared=choice.shared is not None)
 
 
 def _stored(made: Graph, index: int, part: _Stage, shared: Collection[int] = ()) -> list[Chosen]:

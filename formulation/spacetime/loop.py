@@ -113,7 +113,7 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             copy.swapped = made.micro_batch_group(graph, groups, op.swapped, number)
             copies[op].append(copy)
     made.take(copies)
-    made.stores = [copy for op in graph.stores for copy in copies[op]]
+    made.stores, made.shared = [copy for op in graph.stores for copy in copies[op]], {*graph.shared}
 
     def of(ops: Sequence[Op]) -> tuple[Op, ...]:
         found: dict[Op | None, None] = {}

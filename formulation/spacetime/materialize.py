@@ -135,11 +135,10 @@ class _Wanted:
         for need in completed.tasks.needs:
             if need.read is not None:
                 self._needs[need.task, need.read].append(need)
-        turns: dict[Hashable, int] = defaultdict(int)
         for op in order:
-            turns[op.device, op.phase, op.node] += 1
-            use = (op.phase, op.node, turns[op.device, op.phase, op.node])
             for read in dict.fromkeys(self.reads[op]):
+                together = read.tensor.node in written.builder.graph.shared
+                use = (op.phase, None if together else op.node, written.turns[op])
                 self.of[op, read] = self._demand(op, read, use)
 
     def _demand(self, op: Op, read: VTensor, use: Hashable) -> Demand:

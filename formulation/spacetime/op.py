@@ -12,8 +12,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ...model.errors import PartitaError
+from ...model.graph.constants import built_once
 from ...model.graph.layout import atom_of, dual, is_split
 from ...model.graph.pcg import PCG, Node
+from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
 from .names import layer_in
@@ -232,6 +234,14 @@ class Op:
     def even(self) -> bool:
         """True if its transformations cut every tensor into parts of one size."""
         return self._even(self.cuts)
+
+    @property
+    def computed_once(self) -> bool:
+        """True for a constant that its device computes whole, in the first step alone."""
+        entry = operator(self.of.op)
+        if self.node not in built_once(self.graph.pcg) or entry.view or not entry.passes:
+            return False
+        return self.mask(None) == whole(self.graph.atoms[self.node].sizes)
 
     @property
     def alike(self) -> bool:

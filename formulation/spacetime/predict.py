@@ -32,7 +32,6 @@ from .materialized import (
     Instruction,
     Join,
     Materialized,
-    Register,
     Run,
     Send,
     Slice,
@@ -301,7 +300,7 @@ class _Timeline:
             elif key in self.rows:
                 waits.append(self._row(key, micro, micro))
         window, on = self.weights.window(device, place), self._on(device, place, instruction)
-        alone = window is None and (on.stream == WEIGHTS or isinstance(instruction, Run) and on.stream == COMPUTE)
+        alone = window is None and (on.stream == WEIGHTS or (isinstance(instruction, Run) and on.stream == COMPUTE))
         return _Entry(device, place, on, tuple(waits), tuple(readies), window, alone)
 
     def _row(self, key: object, micro: int | None, reader: int | None) -> tuple[int, int]:
@@ -456,7 +455,10 @@ def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Ite
     for device, own in enumerate(program.devices):
         for x in own:
             if isinstance(x, Send):
-                yield x.key, _Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to))
+                yield (
+                    x.key,
+                    _Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to)),
+                )
             elif isinstance(x, Collective) and device == x.group[0]:
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
                 size, message = prices.register_bytes(whole), weights.message(x, device)

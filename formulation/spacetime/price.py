@@ -160,7 +160,7 @@ class Prices:
 
     def _forward_ns(self, op: Op) -> int:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
-        if entry.view or not entry.passes:
+        if entry.view or not entry.passes or op.computed_once:
             return 0
         work, own = self._work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
         if self._constant[op.node]:
@@ -290,9 +290,7 @@ class Prices:
             return 0
         return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)
 
-    def collective_ns(
-        self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int, share: float = 1.0
-    ) -> int:
+    def collective_ns(self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int, share: float = 1.0) -> int:
         """A collective in all groups at once; bytes per member before it (all-gather: after it).
 
         `share`: of the latency, if other tensors are in the message.

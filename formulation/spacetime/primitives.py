@@ -188,12 +188,18 @@ def split_backward(ops: Ops) -> None:
 
 
 def place(
-    graph: Graph, name: str, transformation: Transformation | Sequence[Transformation] | None, devices: Sequence[int]
+    graph: Graph,
+    name: str,
+    transformation: Transformation | Sequence[Transformation] | None,
+    devices: Sequence[int],
+    *,
+    shared: bool = False,
 ) -> None:
     """Keep the parts of a parameter between steps one on each device; by default it lies with its readers.
 
     Several transformations are applied one after the other, each to the parts of the one before. Operators fetch the
-    parts that their device lacks before they run, and release them afterwards (ZeRO-3).
+    parts that their device lacks before they run, and release them afterwards (ZeRO-3). Where it is `shared`, all that
+    read it in a pass, forward or backward, fetch it once, before the first of them.
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:
@@ -211,6 +217,7 @@ def place(
     for part, device in zip(parts, devices, strict=True):
         part.device, part.assigned = device, where
     graph.stores += parts
+    graph.shared |= {index} if shared else set()
 
 
 def listed(ops: Ops) -> tuple[Op, ...]:

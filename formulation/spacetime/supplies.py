@@ -2,8 +2,8 @@
 
 A demand is a vTensor that tasks of one device read; its value is the sum of terms, the vTensors that its producers
 write. Terms of one box with the same writing devices and the same demands form one supply: they are added up before
-they are sent, so the gradients of micro-batches are sent once. Gradients of a parameter that is fetched for each use are
-sent for each use, so that no device keeps more of the sum than of the parameter.
+they are sent, so the gradients of micro-batches are sent once. Gradients of a parameter that is fetched for each use
+are sent for each use, so that no device keeps more of the sum than of the parameter.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Written:
                 self._writers[written].setdefault(device(op), op)
         self._registers: dict[tuple[Op, VTensor], Register] = {}
         self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
-        self._turns: dict[Op, int] = {}
+        self.turns: dict[Op, int] = {}  # the how manieth part of a node on its device a task is
         turns: dict[object, int] = defaultdict(int)
         for op in order:
-            self._turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1
+            self.turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1
 
     def use(self, term: VTensor) -> Hashable:
         """The use of a parameter whose gradient a term is, if no writer of it keeps all of the parameter's part."""
@@ -90,7 +90,7 @@ class Written:
         if any(within(term.mask.box, box) for at in writers for box in self._stored[term.tensor.node, at]):
             return None
         first = next(iter(writers.values()))
-        return term.via, self._turns[first]
+        return None if term.tensor.node in self.builder.graph.shared else term.via, self.turns[first]
 
     def writers(self, term: VTensor) -> Mapping[int, Op]:
         """The first writer of a term on each device."""

@@ -35,6 +35,7 @@ from .buckets import BUCKET_BYTES
 Array = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+
 @dataclass(frozen=True, eq=False)
 class Storage:
     """Options of a parameter: `codes[o]` the stored layout, and flags.

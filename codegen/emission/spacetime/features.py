@@ -55,6 +55,11 @@ class SpaceTimeEmission:
     def splits_backward(self) -> bool:
         return any(op.split for op in self.forward)
 
+    @cached_property
+    def once(self) -> bool:
+        """True if segments compute constants in the first step alone."""
+        return any("at.once(" in self.functions.text(name) for name in self.functions.codes)
+
     @property
     def scales_loss(self) -> bool:
         return self.precision.compute == "float16"
@@ -69,6 +74,7 @@ def _run(e: SpaceTimeEmission) -> Context:
     return {
         "groups": bool(e.groups),
         "counts": bool(e.counts),
+        "once": e.once,
         "collectives": e.collectives,
         "split": e.splits_backward,
         "swapped": e.swaps,
@@ -96,6 +102,7 @@ def _weights(e: SpaceTimeEmission) -> Context:
     return {
         "buffers": bool(e.pcg.of("buffer")),
         "fetches": e.functions.fetches,
+        "once": e.once,
         "swapped": e.swaps,
         "narrow": e.precision.narrow,
         "mixed": e.precision.mixed,

@@ -138,9 +138,12 @@ class Segments(FunctionWriter):
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
         deferred = op.split and any((op, p) in self.flow.made for p in weights)
 
+        once = op.computed_once
+
         def render(texts: Sequence[str]) -> str:
             if not deferred:
-                return self._in_dtype(op.node, expression(call, texts))
+                text = self._in_dtype(op.node, expression(call, texts))
+                return f'at.once("{node.name}", lambda: {text})' if once else text
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
             given = ", ".join(names[p] for p in (*values, *weights))
@@ -287,7 +290,8 @@ def _in_compute_dtype(texts: Sequence[str]) -> str:
 # fmt: off
 _TAKEN = (  # attributes of `at`, and what its makers are called with
     "at", "dtype", "precision", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self",
-    "function", "where", "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves", "fetched",
+    "once", "function", "where", "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves",
+    "fetched",
 )
 # fmt: on
 
