@@ -40,9 +40,10 @@ from .materialized import (
     ready_after,
     waits_for,
 )
+from .messages import Message
 from .op import Phase
 from .price import Prices
-from .weight_traffic import Message, WeightTraffic, Window
+from .weight_traffic import WeightTraffic, Window
 
 COMPUTE, COMMUNICATION, WEIGHTS, HOST = "compute", "communication", "weights", "host"
 STREAMS = (COMPUTE, COMMUNICATION, WEIGHTS, HOST)
@@ -461,7 +462,7 @@ def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Ite
                 )
             elif isinstance(x, Collective) and device == x.group[0]:
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
-                size, message = prices.register_bytes(whole), weights.message(x, device)
+                size, message = prices.register_bytes(whole), weights.messages.of(x, device)
                 yield x.key, _Move(x.kind, whole.tensor, size, message, x.group)
 
 

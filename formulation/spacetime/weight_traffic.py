@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
 from ...model.graph.dtypes import ITEMSIZE
 from ..encoding.overlap import hiding_layers, latency_shares, layers_together
 from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
-from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet, within
-from .materialized import Collective, Instruction, Materialized, Register, Run, reads, writes
+from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet
+from .materialized import Instruction, Materialized, Register, Run, reads, writes
+from .messages import Messages
 from .op import Phase
 from .price import Prices
 from .supplies import volume
-from .tasks import stored_boxes
 
 _WAYS = {Phase.FORWARD: "forward"} | dict.fromkeys((Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT), "backward")
 _KINDS = {VALUE, GRADIENT, UPDATED}
@@ -34,18 +33,12 @@ class Window(NamedTuple):
     way: str
 
 
-class Message(Enum):
-    """With what a weight travels: by itself, with its layer's, or in a bucket of gradients or of updated weights."""
-
-    ALONE, LAYER, GRADIENTS, UPDATED = auto(), auto(), auto(), auto()
-
-
 class WeightTraffic:
     """Of a program which instructions move weights, in which windows they are, and what they cost."""
 
     def __init__(self, program: Materialized, prices: Prices) -> None:
         self.graph, self.prices, self.pcg = program.tasks.graph, prices, program.tasks.graph.pcg
-        self.stored = stored_boxes(op for op in program.tasks.ops if op.phase is Phase.STORE)
+        self.messages = Messages(program)
         known = classes(self.pcg)
         together = layers_together(self.pcg, known, EVERYTHING)
         self.shares = latency_shares(self.pcg, together)
@@ -105,21 +98,6 @@ class WeightTraffic:
 
     # Prices
 
-    def message(self, collective: Collective, device: int) -> Message:
-        """With what a weight travels in a collective."""
-        tensor, kind = collective.target.tensor, collective.kind
-        if not self._weight(tensor.node) or tensor.kind not in _KINDS:
-            return Message.ALONE
-        if tensor.kind == UPDATED:
-            return Message.UPDATED if kind == "all_gather" else Message.ALONE
-        if tensor.kind == VALUE:
-            return Message.LAYER if kind == "all_gather" else Message.ALONE
-        if kind == "reduce_scatter" and collective.source is not None:
-            box = collective.source.mask.box
-            whole = any(within(box, kept) for kept in self.stored[tensor.node, device])
-            return Message.GRADIENTS if whole else Message.LAYER
-        return Message.GRADIENTS if kind == "all_reduce" else Message.ALONE
-
     def share(self, tensor: PTensor) -> float:
         """The share of the latency of its layer's message that a weight pays."""
         return self.shares.get(tensor.node, 1.0)
@@ -135,7 +113,7 @@ class WeightTraffic:
         for operand, node in enumerate(op.of.inputs):
             if not self._weight(node) or self._first[device, node] != op.node or node in op.of.inputs[:operand]:
                 continue
-            kept = self._kept(op.mask(operand).box, self.stored[node, device])
+            kept = self._kept(op.mask(operand).box, self.messages.stored[node, device])
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
                 item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
                 total += self.prices.stream_ns(kept * float(item)) if precision.mixed else 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized, Receive
+from ....formulation.spacetime.messages import joined
 from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
 from ....model.graph.pcg import PCG, SOURCES
@@ -58,7 +59,8 @@ def emit(
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
     copies = Counter(op.mask(None).addends for op in losses)
     flows = [Flow(program, d, graph) for d in range(len(program.devices))]
-    devices = [DeviceWriter(flow, functions, program.shapes, copies) for flow in flows]
+    messages = joined(looped, form)
+    devices = [DeviceWriter(flow, functions, program.shapes, copies, messages) for flow in flows]
     lines = [statements(looped, device.flow, device.lines()) for device in devices]
     names, groups = families(_groups(lines), len(devices))
     bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
@@ -74,6 +76,7 @@ def emit(
         groups=groups if names else [],
         counts=count_lines(graph, used),
         initial=initial,
+        joins=bool(messages),
     )
     constants = [
         *(_REDUCE_SCATTER if "reduce_scatter" in emission.collectives else ()),

@@ -33,6 +33,7 @@ class SpaceTimeEmission:
     groups: Sequence[str]  # the table of groups; empty without communication
     counts: Sequence[str]
     initial: InitialValues | None
+    joins: bool  # whether weights or gradients travel together
 
     @property
     def program(self) -> Materialized:
@@ -75,6 +76,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "groups": bool(e.groups),
         "counts": bool(e.counts),
         "once": e.once,
+        "joins": e.joins,
         "collectives": e.collectives,
         "split": e.splits_backward,
         "swapped": e.swaps,
