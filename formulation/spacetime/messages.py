@@ -43,7 +43,8 @@ class Messages:
             box = collective.source.mask.box
             whole = any(within(box, kept) for kept in self.stored[tensor.node, device])
             return Message.GRADIENTS if whole else Message.LAYER
-        return Message.GRADIENTS if kind == "all_reduce" and tensor.kind == GRADIENT else Message.ALONE
+        summed = kind in ("all_reduce", "all_gather") and tensor.kind == GRADIENT  # a sum may be a path of two steps
+        return Message.GRADIENTS if summed else Message.ALONE
 
 
 class _Going(NamedTuple):

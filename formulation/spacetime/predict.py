@@ -445,7 +445,7 @@ class _Moves:
             if kind == SEND:
                 ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
-                ns = prices.bucketed_ns(kind, groups, size // prices.item(move.tensor))
+                ns = prices.bucketed_ns(kind, groups, size // prices.item(move.tensor), message is Message.UPDATED)
             else:
                 ns = prices.collective_ns(kind, groups, size, share)
             self.known[key] = ns

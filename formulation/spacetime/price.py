@@ -298,13 +298,13 @@ class Prices:
         line = self.links.collective(kind, np.array(groups))
         return CollectivePrice(line.latency_ns * share, line.ns_per_byte).ns(size_bytes)
 
-    def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int) -> int:
+    def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int, updated: bool = False) -> int:
         """The part of a bucket's collective that a gradient of `numel` elements pays, in all groups at once.
 
-        An all-gather is that of updated weights, of which the gradients were reduced by a reduce-scatter.
+        `updated`: the weight is gathered whose gradient was reduced by a reduce-scatter.
         """
         line, gradients = self.links.collective(kind, np.array(groups)), ITEMSIZE[self.precision.gradients]
-        if kind != "all_gather":
+        if not updated:
             return bucketed(numel, (line, gradients))
         summed = self.links.collective("reduce_scatter", np.array(groups)), gradients
         return bucketed(numel, summed, (line, ITEMSIZE[self.precision.parameters])) - bucketed(numel, summed)

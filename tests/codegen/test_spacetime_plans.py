@@ -222,7 +222,7 @@ def test_tensor_parallelism_sends_two_all_reduces_a_layer_each_way() -> None:
 def test_zero_3_gathers_for_every_use() -> None:
     """A parameter for forward, a matrix again for backward; the table of tokens is the matrix of the scores too."""
     matrices = 4 * LAYERS + 1
-    assert sent("zero3") == {"reduce_scatter": PARAMETERS, "all_gather": PARAMETERS + 1 + matrices}
+    assert sent("zero3") == {"reduce_scatter": PARAMETERS + 1, "all_gather": PARAMETERS + 1 + matrices}
 
 
 def test_co_shard_sends_gradients_only() -> None:

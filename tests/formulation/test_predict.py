@@ -24,7 +24,7 @@ from partita.formulation.spacetime.mask import PTensor
 from partita.formulation.spacetime.materialize import materialize
 from partita.formulation.spacetime.materialized import Collective, Materialized, Receive, Register, Run, Send
 from partita.formulation.spacetime.op import Op, Phase
-from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, Prediction, predict
+from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, WEIGHTS, Prediction, predict
 from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.stages import evenly, in_order, stages
@@ -34,7 +34,6 @@ from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
-from partita.model.graph.constants import built_once
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
@@ -91,16 +90,12 @@ def ns_of(found: Prediction, *phases: Phase) -> int:
 
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "bert-large", "swin-6.6b", "llama-7b"])
 def test_tasks_cost_what_the_planner_prices(name: str) -> None:
-    """On one device all but the accumulation of a micro-batch's gradients, where there is one micro-batch."""
     one = Machine.adhoc((1,))
     found = predict(program(name, on_one), one)
     plan = stage_price(
         plan_graph(graph(name), one, Training(BATCH, "float32", "adamw"), SearchSpace(micro_batches=1, stages=1))
     )
-    accumulated = sum(item.total_ns for item in plan.items if item.kind == "accumulate")
-    made, once = Graph(graph(name)), built_once(graph(name))  # tasks compute these in every step
-    again = sum(Prices(made, one).task_ns(op) for op in made.forward if op.node in once)
-    assert ns_of(found, *Phase) == plan.objective_ns - accumulated + again
+    assert ns_of(found, *Phase) == found.step_ns == plan.objective_ns
 
 
 @pytest.mark.parametrize("dim", ["batch", ("0.weight", 0), ("0.weight", 1)])
@@ -203,17 +198,20 @@ def data_parallel(made: Graph) -> None:
             op_assign(part, device)
 
 
-def test_gradients_travel_while_others_are_computed() -> None:
+def test_gradients_travel_beside_the_kernels_of_their_layer() -> None:
+    """But those of the first layer, for which the device waits, each with its share of a bucket's latency."""
     found = step("chain", data_parallel, 4)
     own = found.devices[0]
-    moves = [timed for timed in own if timed.stream == COMMUNICATION]
-    backward = max(t.end_ns for t in own if isinstance(t.instruction, Run) and t.instruction.op.phase is Phase.BACKWARD)
-    hidden = sum(timed.ns for timed in moves if timed.end_ns <= backward)
-    assert 0.5 * sum(timed.ns for timed in moves) < hidden
-    assert found.step_ns == pytest.approx(found.busy_ns[0] + sum(timed.ns for timed in moves) - hidden, rel=0.05)
+    moves = [timed for timed in own if timed.stream == WEIGHTS and timed.ns]
+    backward = [t.end_ns for t in own if isinstance(t.instruction, Run) and t.instruction.op.phase is Phase.BACKWARD]
+    alone = [timed for timed in moves if timed.end_ns > max(backward)]
+    assert len(moves) == 8 * len(alone) > 0
+    assert found.step_ns == found.busy_ns[0] + sum(timed.ns for timed in alone)
+    lone = Prices(Graph(graph("chain")), machine(4)).collective_ns("all_reduce", [(0, 1, 2, 3)], 4 * 64 * 64)
+    assert max(timed.ns for timed in moves) < 0.8 * lone
 
 
-def test_what_is_updated_elsewhere_is_copied_to_where_it_is_kept() -> None:
+def test_what_is_updated_elsewhere_is_gathered_where_it_is_kept() -> None:
     def sharded(made: Graph) -> None:
         data_parallel(made)
         for op in made.optimizer:
@@ -221,7 +219,7 @@ def test_what_is_updated_elsewhere_is_copied_to_where_it_is_kept() -> None:
                 op_assign(part, device)
 
     whole, parts = step("chain", data_parallel, 4), step("chain", sharded, 4)
-    assert ns_of(whole, Phase.KEEP) == 0 < ns_of(parts, Phase.KEEP)
+    assert ns_of(whole, Phase.KEEP) == 0 == ns_of(parts, Phase.KEEP)
     assert ns_of(parts, Phase.UPDATE) == pytest.approx(ns_of(whole, Phase.UPDATE) / 4, rel=0.01)
 
 

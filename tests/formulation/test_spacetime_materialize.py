@@ -195,7 +195,7 @@ def test_a_split_update_scatters_gradients_and_gathers_parameters() -> None:
 
 def test_a_split_parameter_is_gathered_for_each_use_and_given_back() -> None:
     program = built(zero(3))
-    assert kinds(program, 0) == {"all_gather": 6 + 6, "reduce_scatter": 5, "Accumulate": 2, "Add": 2}  # 6 linears
+    assert kinds(program, 0) == {"all_gather": 6 + 6, "reduce_scatter": 6, "Accumulate": 2, "Add": 2}  # 6 linears
     instructions = program.devices[0]
     for number, instruction in enumerate(instructions):
         if isinstance(instruction, Collective) and instruction.kind == "all_gather":
@@ -205,13 +205,27 @@ def test_a_split_parameter_is_gathered_for_each_use_and_given_back() -> None:
             ]  # right before its one use
 
 
-def test_every_micro_batch_fetches_a_parameter_again() -> None:
+def test_every_micro_batch_fetches_a_parameter_again_and_gives_its_gradient_back() -> None:
     graph = Graph(chain())
     place(graph, "second.weight", split(0, 2), [0, 1])
     for op in graph.forward:
         spread(op_trans(op, split("batch", 2, "micro")), split("batch", 2), (0, 1))
     found = kinds(built(graph), 0)
-    assert (found["all_gather"], found["reduce_scatter"], found["all_reduce"]) == (4, 1, 1)
+    assert (found["all_gather"], found["reduce_scatter"], found["all_reduce"]) == (4, 2, 1)
+
+
+def test_readers_of_a_shared_parameter_fetch_it_once() -> None:
+    """The table of a GPT is the matrix of its scores too."""
+
+    def found(shared: bool) -> tuple[int, int]:
+        graph = Graph(gpt())
+        place(graph, "token_embedding.weight", split(1, 2), [0, 1], shared=shared)
+        for op in graph.forward:
+            spread(op, split("batch", 2), (0, 1))
+        made = kinds(built(graph), 0)
+        return made["all_gather"], made["reduce_scatter"]
+
+    assert found(False) == (3, 2) and found(True) == (2, 1)  # once forward, and the scores' again for backward
 
 
 def pipeline(graph: Graph, micro: int = 4) -> None:
