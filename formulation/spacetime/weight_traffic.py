@@ -107,22 +107,24 @@ class WeightTraffic:
 
         Each is counted once a micro-batch, where the weight is read first, and as far as the device keeps it.
         """
-        op, total, precision = run.op, 0, self.prices.precision
+        op, total = run.op, 0
         if op.phase not in _WAYS:
             return 0
+        again = {register.tensor for register in run.reads} if op.phase is Phase.BACKWARD else set[PTensor]()
         for operand, node in enumerate(op.of.inputs):
             if not self._weight(node) or self._first[device, node] != op.node or node in op.of.inputs[:operand]:
                 continue
             kept = self._kept(op.mask(operand).box, self.messages.stored[node, device])
-            if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
-                item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
-                total += self.prices.stream_ns(kept * float(item)) if precision.mixed else 0
-            elif any(w.tensor == PTensor(GRADIENT, node) for w in op.writes):
+            if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:
+                total += self._cast_ns(node, kept)
+            if any(written.tensor == PTensor(GRADIENT, node) for written in op.writes):
                 total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept)
-            if op.phase is Phase.BACKWARD and precision.mixed and PTensor(VALUE, node) in {r.tensor for r in run.reads}:
-                item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
-                total += self.prices.stream_ns(kept * float(item))
         return total
+
+    def _cast_ns(self, node: int, numel: int) -> int:
+        precision = self.prices.precision
+        item = ITEMSIZE[precision.parameters] + precision.itemsize(self.pcg.nodes[node].dtype)
+        return self.prices.stream_ns(numel * float(item)) if precision.mixed else 0
 
     @staticmethod
     def _kept(box: Box, stored: Iterable[Box]) -> int:
