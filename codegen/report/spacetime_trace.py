@@ -1,8 +1,8 @@
 """A predicted step as a timeline for Perfetto (ui.perfetto.dev): Chrome's trace events, `ts` and `dur` in us.
 
-Every device is a process with a thread for each stream: computing, transfers, copies to and from the host. Consecutive
-operators of one phase and micro-batch are children of one slice. Arrows lead from a send to its receive; a counter
-shows the memory.
+Every device is a process with a thread for each stream: computing, transfers, weights, copies to and from the host.
+Consecutive operators of one phase and micro-batch are children of one slice. Arrows lead from a send to its receive; a
+counter shows the memory.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ def timeline(prediction: Prediction) -> dict[str, Any]:
     pcg = prediction.program.tasks.graph.pcg
     events: list[Event] = []
     for device, own in enumerate(prediction.devices):
-        used = {timed.stream for timed in own}
+        used = {timed.stream for timed in own if timed.ns}
         events.append(_named("process_name", device, 0, f"device {device}"))
         events += [_named("thread_name", device, t, s) for t, s in enumerate(STREAMS) if s in used]
         events += _slices(pcg, device, own)
