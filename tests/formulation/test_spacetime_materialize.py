@@ -221,7 +221,7 @@ def test_readers_of_a_shared_parameter_fetch_it_once() -> None:
         graph = Graph(gpt())
         place(graph, "token_embedding.weight", split(1, 2), [0, 1], shared=shared)
         for op in graph.forward:
-            spread(op, split("batch", 2), (0, 1))
+            spread([op], split("batch", 2), (0, 1))
         made = kinds(built(graph), 0)
         return made["all_gather"], made["reduce_scatter"]
 
