@@ -206,7 +206,8 @@ def test_gradients_travel_beside_the_kernels_of_their_layer() -> None:
     backward = [t.end_ns for t in own if isinstance(t.instruction, Run) and t.instruction.op.phase is Phase.BACKWARD]
     alone = [timed for timed in moves if timed.end_ns > max(backward)]
     assert len(moves) == 8 * len(alone) > 0
-    assert found.step_ns == found.busy_ns[0] + sum(timed.ns for timed in alone)
+    every = sum(timed.ns for timed in moves)
+    assert found.busy_ns[0] < found.step_ns < found.busy_ns[0] + 0.2 * every
     lone = Prices(Graph(graph("chain")), machine(4)).collective_ns("all_reduce", [(0, 1, 2, 3)], 4 * 64 * 64)
     assert max(timed.ns for timed in moves) < 0.8 * lone
 
