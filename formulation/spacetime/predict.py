@@ -302,7 +302,7 @@ class _Timeline:
                 waits.append(self._row(key, micro, micro))
         window, on = self.weights.window(device, place), self._on(device, place, instruction)
         alone = window is None and (on.stream == WEIGHTS or (isinstance(instruction, Run) and on.stream == COMPUTE))
-        return _Entry(device, place, on, tuple(waits), tuple(readies), window, alone)
+        return _Entry(device, place, on, tuple(waits), tuple(readies), window=window, alone=alone)
 
     def _row(self, key: object, micro: int | None, reader: int | None) -> tuple[int, int]:
         """The row of a register of a micro-batch of the template, and the micro-batch that one of `reader` reads."""
@@ -445,7 +445,9 @@ class _Moves:
             if kind == SEND:
                 ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
-                ns = prices.bucketed_ns(kind, groups, size // prices.item(move.tensor), message is Message.UPDATED)
+                ns = self.weights.bucketed_ns(
+                    kind, groups, size // prices.item(move.tensor), message is Message.UPDATED
+                )
             else:
                 ns = prices.collective_ns(kind, groups, size, share)
             self.known[key] = ns

@@ -29,7 +29,6 @@ from ..rvd.prices import prices_on
 from ..strategies.option_costs import LOSS_TRANSIENTS
 from ..strategies.row import Row
 from ..strategies.strategy import rows
-from ..weights.buckets import bucketed
 from .dtypes import constants, item_bytes, stored_dtype
 from .graph import Graph
 from .mask import GRADIENT, PTensor
@@ -297,17 +296,6 @@ class Prices:
         """
         line = self.links.collective(kind, np.array(groups))
         return CollectivePrice(line.latency_ns * share, line.ns_per_byte).ns(size_bytes)
-
-    def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int, updated: bool = False) -> int:
-        """The part of a bucket's collective that a gradient of `numel` elements pays, in all groups at once.
-
-        `updated`: the weight is gathered whose gradient was reduced by a reduce-scatter.
-        """
-        line, gradients = self.links.collective(kind, np.array(groups)), ITEMSIZE[self.precision.gradients]
-        if not updated:
-            return bucketed(numel, (line, gradients))
-        summed = self.links.collective("reduce_scatter", np.array(groups)), gradients
-        return bucketed(numel, summed, (line, ITEMSIZE[self.precision.parameters])) - bucketed(numel, summed)
 
     def sends_ns(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> int:
         """Simultaneous messages of `size_bytes` each between (sender, receiver) pairs."""

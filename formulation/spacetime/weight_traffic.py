@@ -11,10 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ...model.graph.dtypes import ITEMSIZE
 from ..encoding.overlap import hiding_layers, latency_shares, layers_together
 from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
+from ..weights.buckets import bucketed
 from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet
 from .materialized import Instruction, Materialized, Register, Run, reads, writes
 from .messages import Messages
@@ -101,6 +104,18 @@ class WeightTraffic:
     def share(self, tensor: PTensor) -> float:
         """The share of the latency of its layer's message that a weight pays."""
         return self.shares.get(tensor.node, 1.0)
+
+    def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int, updated: bool = False) -> int:
+        """The part of a bucket's collective that a gradient of `numel` elements pays, in all groups at once.
+
+        `updated`: the weight is gathered whose gradient was reduced by a reduce-scatter.
+        """
+        precision, ranks = self.prices.precision, np.array(groups)
+        line, gradients = self.prices.links.collective(kind, ranks), ITEMSIZE[precision.gradients]
+        if not updated:
+            return bucketed(numel, (line, gradients))
+        summed = self.prices.links.collective("reduce_scatter", ranks), gradients
+        return bucketed(numel, summed, (line, ITEMSIZE[precision.parameters])) - bucketed(numel, summed)
 
     def of_task_ns(self, run: Run, device: int) -> int:
         """Casts of the weights that a task reads, and accumulation of the gradients that it gives.

@@ -8,10 +8,6 @@ from dataclasses import replace
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized, Receive
 from ....formulation.spacetime.messages import joined
-from ....formulation.spacetime.site import told
-from ....model.errors import PartitaError
-from ....model.graph.pcg import PCG, SOURCES
-from ....model.graph.sparse_tables import sparse_tables
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import precision
 from ..common import training
@@ -25,6 +21,7 @@ from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .loop_statements import check_loss, statements
 from .program_tables import families
+from .supported import check_supported
 from .weight_prefetch import by_layer
 
 _GROUP = re.compile(r"⟨([\d,]+)⟩")
@@ -53,7 +50,7 @@ def emit(
     looped = by_layer(looped)
     program = looped.program
     graph, pcg = looped.graph, looped.pcg
-    _check(program, pcg, optimizer)
+    check_supported(program, optimizer)
     used = Used()
     functions = Functions(used, form, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
@@ -88,20 +85,6 @@ def emit(
     ]
     text = program_text(emission, _docstring(summary, len(devices)), constants, FEATURES)
     return text if re.search(r"\bF\.", text) else text.replace("import torch.nn.functional as F\n", "")
-
-
-def _check(program: Materialized, pcg: PCG, optimizer: str) -> None:
-    if optimizer not in training.OPTIMIZERS:
-        raise PartitaError(f"optimizer {optimizer!r} is none of {', '.join(training.OPTIMIZERS)}")
-    if sparse_tables(pcg):
-        raise PartitaError(f"{pcg.nodes[min(sparse_tables(pcg))].name!r}: sparse gradients are not supported here")
-    for index in pcg.of("parameter"):
-        node = pcg.nodes[index]
-        if node.originals != {node.name: node.shape}:
-            raise PartitaError(f"{node.name!r} joins several parameters, which space-time plans do not support")
-    for op in program.tasks.ops:
-        if op.of.op not in SOURCES and any(cut.row.special for cut in op.cuts):
-            raise PartitaError(told(op.where, f"{op.name}: special strategies are not supported in space-time plans"))
 
 
 def _fetches(program: Materialized) -> bool:
