@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..model.errors import PartitaError
-from ..model.graph.segments import MODES
+from ..model.graph.segments import IN_PARTS, MODES
 from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
 from .parallelism import ANY_PARALLELISM, Parallelism
 from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from ..model.machine.machine import Machine
     from .substitution.rule import Rule
 
-RECOMPUTE = {"auto": MODES, **{mode: (mode,) for mode in MODES}}
+RECOMPUTE = {
+    "auto": MODES,
+    "all": (*MODES, *IN_PARTS),
+    **{mode: (mode,) for mode in MODES},
+    "parts": ("full", *IN_PARTS),
+}
 """Choice -> the modes among which each segment's is chosen."""
 
 JOINT = ("placement", "reductions")
@@ -77,7 +82,8 @@ class SearchSpace:
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
     in its price. `compile`: the program compiles its blocks, and the kernels of layers are priced as fused.
-    `recompute`: a mode for every segment, or `auto`, the best for each.
+    `recompute`: a mode for every segment; `auto`, the best for each but in parts; `all`, the best for each; or `parts`,
+    full, whole or in as many parts as is best.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: as True, but for a
     configuration that is given (`price`). `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as

@@ -16,13 +16,14 @@ from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split, splittable
 from ...model.graph.pcg import PCG, SOURCES
-from ...model.graph.segments import MODES, layer_elements, segments
+from ...model.graph.segments import IN_PARTS, MODES, layer_elements, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.graph.stages import boundaries, stage
 from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
 from ...model.optimizers import OPTIMIZERS, optimizer_states
 from .choice import FLAGS, letter_text
+from .in_parts import check_parts
 from .table_spread import check_spread
 
 if TYPE_CHECKING:
@@ -113,12 +114,14 @@ def _check_segments(plan: Plan) -> None:
         if stated and stated < own:
             raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, more than {stated}")
     for name, mode in plan.recompute.items():
-        if mode not in MODES[1:]:
-            raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {', '.join(MODES[1:])}")
+        if mode not in (*MODES[1:], *IN_PARTS):
+            known_modes = ", ".join((*MODES[1:], *IN_PARTS))
+            raise PartitaError(f"segment {name!r}: recomputation {mode!r:.40} is none of {known_modes}")
         if mode == "selective" and plan.compile:
             raise PartitaError(f"segment {name!r}: a compiled layer is recomputed whole, in mode full, not selective")
         if any(plan.choices[i].beside or i in plan.joined for i in known[name]):
             raise PartitaError(f"segment {name!r} contains parallel branches, which cannot be recomputed")
+    check_parts(plan)
 
 
 def _check_training(plan: Plan, index: int) -> None:

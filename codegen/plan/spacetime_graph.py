@@ -101,10 +101,11 @@ class _Stage:
         for table in sparse_tables(pcg):
             raise PartitaError(f"{pcg.nodes[table].name!r} has a sparse gradient, which space-time plans lack")
         for name, mode in self.plan.recompute.items():
-            if mode == "selective":
+            if mode != "full":
+                how = "but for its products" if mode == "selective" else f"in {mode}"
                 raise PartitaError(
-                    f"segment {name!r} is recomputed but for its products, and recompute() takes whole groups: plan "
-                    "again with --recompute full or none"
+                    f"segment {name!r} is recomputed {how}, and recompute() takes whole groups: plan again with "
+                    "--recompute full or none"
                 )
         for node, choice in zip(pcg.nodes, self.plan.choices, strict=True):
             if choice.offloaded:

@@ -34,7 +34,7 @@ def fixed(space: SearchSpace) -> list[str]:
         f"stages at {', '.join(space.stages_at)}": bool(space.stages_at),
         f"{space.stages} stages": space.stages is not None and space.stages > 1,
         f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
-        f"recomputation {space.recompute}": space.recompute != "auto",
+        f"recomputation {space.recompute}": space.recompute not in ("auto", "all"),
         "communication that waits": not space.overlap,
         "compiled blocks": space.compile,
         f"the strategies of {nodes} node{'s' * (nodes != 1)}": nodes > 0,
@@ -104,7 +104,7 @@ def _rest(
         yield "parallel branches"
     elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
         yield "some parallel branches of rewritten graphs"
-    if problem.space.compile and problem.space.recompute == "auto":
+    if problem.space.compile and problem.space.recompute in ("auto", "all"):
         yield "selective recomputation"
     if problem.space.modes != ("none",) and _has_rewritten_segments(problem):
         yield "recomputation of rewritten layers"

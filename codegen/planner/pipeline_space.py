@@ -66,7 +66,7 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
         )
     if schedule.double_buffered and found:
         check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
-    if schedule.splits_backward and found and space.recompute not in ("auto", "none"):
+    if schedule.splits_backward and found and "none" not in space.modes:
         raise PartitaError(
             f"{schedule} splits backwards, and would recompute segments twice: "
             f"recompute {space.recompute!r} needs another schedule"

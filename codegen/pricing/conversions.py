@@ -1,7 +1,9 @@
 """Sizes, times and conversions: what every part of a stage's price is made of."""
 
 import math
+from copy import copy
 from math import prod
+from typing import Self
 
 from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.strategies.fusion import fused_operands
@@ -15,6 +17,7 @@ from ...model.machine.collective_price import ROUNDING_NS
 from ...model.machine.measured_kernels import measured_ratio
 from ...model.machine.precision import precision
 from ...model.machine.roofline import counts_measured
+from ..plan.in_parts import parts_of_nodes, plans_of_parts
 from ..plan.plan import Plan
 from ..plan.routes import latency_shares_of, route
 from ..plan.table_spread import plan_spread
@@ -58,6 +61,8 @@ class Conversions:
         recomputed = [s for s in segments(plan.graph) if s.name in plan.recompute] if plan.recompute else []
         self.segment = {i: segment.name for segment in recomputed for i in segment.nodes}
         self.ahead = {i: layer.name for layer in hiding_layers(plan.graph, plan.together) for i in layer.nodes}
+        self.in_parts = parts_of_nodes(plan)
+        self.in_one: dict[int, Self] = {}  # what prices a part, by the number of parts
         self.conversions = 0  # counted so far
         self.transient: dict[str, list[Kept]] = {}  # of a layer that is recomputed, or whose weights travel ahead
 
@@ -70,6 +75,17 @@ class Conversions:
         return self.is_here(index if index in self.whole.range_of else use.node)
 
     # Recomputation
+
+    def of(self, node: int) -> Self:
+        """What prices the work of a node: this, or where it is in parts that of a part, which runs as many times."""
+        parts = self.in_parts.get(node, 1)
+        if parts == 1:
+            return self
+        if parts not in self.in_one:
+            found, plan = copy(self), plans_of_parts(self.plan)[parts]
+            found.plan, found.graph, found.known, found.k = plan, plan.graph, atoms(plan.graph), self.k * parts
+            self.in_one[parts] = found
+        return self.in_one[parts]
 
     def mode(self, index: int) -> str:
         """The recomputation mode of a node's segment."""

@@ -19,6 +19,7 @@ from ..plan.choice import Choice
 from .conversions import Conversions
 from .critical_branches import as_ordinary
 from .price_items import Item, Phase, PriceSlot
+from .price_items import Part as PricePart
 
 
 class OperatorPrices(Conversions):
@@ -267,7 +268,33 @@ class OperatorPrices(Conversions):
         if outside and (moved or not stays):
             self.stay("activations", index, size)
         if inside and (moved or not (stays or self.saves_output(index))):
-            self.save("activations", index, size)
+            self.save("activations", index, self.of(index).bytes(index, self.plan.choices[index].given))
+
+    def parted(self, index: int) -> None:
+        """What parts of segments add: results are joined; so are the gradients of what enters, or they are added up."""
+        uses, here, size = self.classes.uses.get(index, ()), self.segment.get(index), self.given_bytes(index)
+        if index in self.in_parts and any(self.segment.get(use.node) != here for use in uses):
+            self.work("compute", "join parts", "forward", index, self.kernel(0, 2.0 * size), slot=PriceSlot.AFTER)
+        entered = set[str]()
+        for use in uses if self.graph.nodes[index].gradient else ():
+            parts, segment = self.in_parts.get(use.node, 1), self.segment.get(use.node)
+            if parts == 1 or segment == here or segment is None or segment in entered:
+                continue
+            entered.add(segment)
+            if self.known[index].batch:
+                self.work("compute", "join parts", "backward", index, self.kernel(0, 2.0 * size), use.node)
+            else:
+                self.add_parts("compute", index, size, use.node)
+
+    def add_parts(self, part: PricePart, index: int, size_bytes: int, at: int) -> None:
+        """Add up the gradients of a tensor that all parts of the segment of node `at` read whole."""
+        additions = self.in_parts[at] - 1
+        time = self.kernel(0, 3.0 * additions * size_bytes, additions)
+        self.work(part, "add parts", "backward", index, time, at, calls=additions)
+
+    def given_bytes(self, index: int) -> int:
+        """Bytes of a tensor in the layout that its readers get."""
+        return self.bytes(index, self.plan.choices[index].given)
 
     def special_parts(self, index: int) -> Iterator[tuple[int, Row, Part]]:
         """The axes on which a special strategy splits an operator, with a rank's part there."""
@@ -320,7 +347,8 @@ class OperatorPrices(Conversions):
         """Convert a tensor for its consumers, the shared conversion first, and keep it for backward."""
         choice, uses, stays = self.plan.choices[index], self.classes.reads.get(index, ()), self.stays(index)
         if choice.shared is not None:
-            moved = self.convert("conversions", index, choice.output, choice.shared, index, slot=PriceSlot.AFTER)
+            ends = choice.output, choice.shared
+            moved = self.of(index).convert("conversions", index, *ends, index, slot=PriceSlot.AFTER)
             self.share_kept(index, moved)
         self.reads(index)
         if choice.shared is None and any(self.enters(index, use) for use in uses) and not stays:
@@ -329,8 +357,9 @@ class OperatorPrices(Conversions):
             base = self.classes.base[source]
             if self.classes.constant[base]:
                 use = Use(index, position, self.classes.atoms[source])
-                if self.convert("compute", base, self.plan.choices[base].given, self.required(use), index):
-                    self.keep(use)
+                here = self.of(index)
+                if here.convert("compute", base, self.plan.choices[base].given, self.required(use), index):
+                    here.keep(use)
 
     def reads(self, index: int) -> None:
         """Convert a tensor for its readers here, and keep it for backward where they do."""
@@ -340,9 +369,10 @@ class OperatorPrices(Conversions):
                 continue
             back = use.node not in self.classes.twin
             at = use.node if self.is_here(use.node) else index  # what joins ranges gets addends
-            moved = self.convert("conversions", index, choice.given, self.required(use), at, backward=back)
+            here = self.of(at)
+            moved = here.convert("conversions", index, choice.given, self.required(use), at, backward=back)
             copied = moved or self.graph.nodes[use.node].op in LOSS_TRANSIENTS
             inside = self.segment.get(index) == self.segment.get(use.node)
             there = stays or self.enters(index, use) or (inside and self.saves_output(index))
             if copied or (choice.shared is None and not there):
-                self.keep(use)
+                self.of(use.node).keep(use)

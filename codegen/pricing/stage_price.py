@@ -90,11 +90,12 @@ class Pricing(WeightPrices):
             elif operator(node.op).passes:
                 work = operator(node.op).work(node, self.sources(index))
                 time = self.kernel(work, 2.0 * node.numel * self.item(index))
-                self.work("compute", node.op, "forward", index, time)
+                self.of(index).work("compute", node.op, "forward", index, time)
                 if self.mode(index) != "none":
-                    self.work("compute", node.op, "recompute", index, time)
+                    self.of(index).work("compute", node.op, "recompute", index, time)
         elif node.op != "input" and self.classes.base[index] == index:
-            self.compute(index)
+            self.of(index).compute(index)
             self.tensor(index)
+            self.parted(index)
             if index in self.bundles:
                 self.exchange(index)

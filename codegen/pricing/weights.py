@@ -40,13 +40,16 @@ class WeightPrices(OperatorPrices):
         moved = self.convert("weights", index, choice.output, target, first.node, regather=choice.regather)
         cast, recomputed = self.stream(stored * float(item + self.item(index))), self.mode(first.node) != "none"
         if self.precision.mixed:
-            self.work("weights", CAST, "forward", index, cast, first.node, slot=PriceSlot.BEFORE)
+            of_first = self.of(first.node)
+            of_first.work("weights", CAST, "forward", index, cast, first.node, slot=PriceSlot.BEFORE)
             if recomputed:
-                self.work("weights", CAST, "recompute", index, cast, first.node, slot=PriceSlot.BEFORE)
+                of_first.work("weights", CAST, "recompute", index, cast, first.node, slot=PriceSlot.BEFORE)
             elif choice.regather:
                 self.work("weights", CAST, "backward", index, cast, first.node, slot=PriceSlot.REGATHER)
         if saved and (recomputed or not choice.regather) and (moved or self.precision.mixed):
             self.save("weights", index, self.bytes(index, target), first.node)
+        if first.node in self.in_parts and self.graph.nodes[index].gradient:
+            self.add_parts("gradients", index, stored * item, first.node)
         layer = next((self.ahead[use.node] for use in self.classes.uses[index] if use.node in self.ahead), None)
         if layer is not None and self.numel(index, target) > stored:
             copies = prefetched_copies(self.graph.nodes[index].gradient, choice.regather, recomputed)

@@ -1,14 +1,17 @@
 """The state that all passes of an encoding share: variables, edges, cached tables, and what variables mean."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ...model.graph.batch import with_batch
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
+from ...model.graph.segments import IN_PARTS
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
@@ -26,9 +29,12 @@ from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
 from .overlap import latency_shares, layers_together, least_shares
 from .recomputable_segments import RecomputableSegments
-from .shared_tables import SharedTables
+from .segment_costs import SegmentCosts
+from .shared_tables import PlacementTables, SharedTables
 
 Array = npt.NDArray[np.int64]
+Modes: TypeAlias = tuple[tuple[str, SegmentCosts], ...]
+"""Modes of recomputation, each with what a segment then costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ class NetworkBuilder:
         stage: StageContext,
     ) -> None:
         self.pcg, self.machine, self.placement = pcg, machine, placement
-        self.micro_batches, self.optimizer, self.options, self.stage = micro_batches, optimizer, options, stage
+        self.micro_batches, self.optimizer, self.stage = micro_batches, optimizer, stage
+        self.options = replace(options, recompute=_possible(options.recompute, pcg.batch))
         self.dtype, self.precision = dtype, precision(dtype)
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
@@ -78,6 +85,7 @@ class NetworkBuilder:
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
         self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options)
+        self.segment_costs = {parts: self._costs_in_parts(parts) for parts in self.segments.counts}
         self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
@@ -96,20 +104,28 @@ class NetworkBuilder:
 
     def _share_tables(self) -> None:
         """Take the tables of other stages; a graph with repeated passes has its own, since they change prices."""
-        stage, part = self.stage, origin(self.pcg).part
-        shared = SharedTables() if self.classes.twin or stage.shared is None else stage.shared
-        key = (
-            self.micro_batches, self.precision, self.optimizer, self.options.spread_tables, self.pcg.batch,
-            stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
-            self.options.space.compile,
-        )  # fmt: skip
-        found = shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
+        stage = self.stage
+        self.shared = SharedTables() if self.classes.twin or stage.shared is None else stage.shared
+        found = self._tables_of(self.pcg.batch, self.micro_batches)
         modes = stage.in_flight, self.options.recompute
         self.tables, self.mode_tables = found.tables.setdefault(modes, ({}, {}))
         self.storages, self.transitions = found.storages, found.transitions
-        self.node_options = GraphOptions(
-            self.pcg,
-            self.transitions,
+        self.node_options = self._options_of(self.pcg, found)
+
+    def _tables_of(self, batch: int, micro_batches: int) -> PlacementTables:
+        stage = self.stage
+        key = (
+            micro_batches, self.precision, self.optimizer, self.options.spread_tables, batch,
+            stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
+            self.options.space.compile,
+        )  # fmt: skip
+        return self.shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
+
+    def _options_of(self, pcg: PCG, found: PlacementTables) -> GraphOptions:
+        part = origin(pcg).part
+        return GraphOptions(
+            pcg,
+            found.transitions,
             self.roofline,
             self.precision,
             self.options.space,
@@ -117,6 +133,19 @@ class NetworkBuilder:
             memo=found.options,
             numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
         )
+
+    def _costs_in_parts(self, parts: int) -> SegmentCosts:
+        """What segments cost in so many parts of their samples."""
+        if parts == 1:
+            return SegmentCosts(self.costs, self.costs, 1)
+        part, micro_batches = with_batch(self.pcg, self.pcg.batch // parts), self.micro_batches * parts
+        options = self._options_of(part, self._tables_of(part.batch, micro_batches))
+        return SegmentCosts(self.costs, OperandCosts(options, micro_batches, self.classes), parts)
+
+    def in_modes(self, segment: int) -> Modes:
+        """The modes with the costs of a segment in each; a mode that it may not have has those of the whole."""
+        segments = self.segments
+        return tuple((mode, self.segment_costs[segments.parts(segment, mode)]) for mode in segments.modes)
 
     @property
     def offloads(self) -> bool:
@@ -185,6 +214,11 @@ class NetworkBuilder:
         if conversion.use is None:
             return part.get(base)
         return None if conversion.use.node in self.classes.twin else part.get(conversion.use.node)
+
+
+def _possible(modes: tuple[str, ...], batch: int) -> tuple[str, ...]:
+    """The modes of recomputation that divide a batch into parts of as many samples each."""
+    return tuple(mode for mode in modes if batch % IN_PARTS.get(mode, 1) == 0)
 
 
 def find_cuts(pcg: PCG, classes: Classes) -> set[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout
-from ...model.graph.segments import MODES
+from ...model.graph.segments import IN_PARTS, MODES
 from ...model.machine.collective_price import CollectivePrice
 from ..search_space import EVERYTHING, SearchSpace
 from ..special.heuristic_spread import heuristic_spread
@@ -30,9 +30,9 @@ class EncodingOptions:
     capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        modes = self.recompute
-        if not modes or len({*modes}) < len(modes) or not {*modes} <= {*MODES}:
-            raise PartitaError(f"recomputation {', '.join(modes) or 'in no mode'}: choose among {', '.join(MODES)}")
+        modes, known = self.recompute, (*MODES, *IN_PARTS)
+        if not modes or len({*modes}) < len(modes) or not {*modes} <= {*known}:
+            raise PartitaError(f"recomputation {', '.join(modes) or 'in no mode'}: choose among {', '.join(known)}")
 
 
 @dataclass(frozen=True)

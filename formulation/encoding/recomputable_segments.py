@@ -4,10 +4,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...model.graph.pcg import PCG
-from ...model.graph.segments import Segment, gives_product, segments
+from ...model.graph.segments import IN_PARTS, Segment, gives_product, segments
 from ..strategies.alternatives import Alternatives
 from ..strategies.operand_cost import OperandCosts
-from ..strategies.tensor_classes import Classes
+from ..strategies.sample_parts import parted_segments
+from ..strategies.tensor_classes import Classes, Use
 from .encoding_options import EncodingOptions
 
 
@@ -31,6 +32,16 @@ class RecomputableSegments:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
         self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
+        self.counts = {1} if not self.segments else {IN_PARTS.get(mode, 1) for mode in self.modes} | {1}
+        self.in_parts = parted_segments(pcg) if self.counts != {1} else frozenset()
+
+    def parts(self, number: int, mode: str) -> int:
+        """In how many parts a mode computes a segment; 1 also where it cannot be computed so."""
+        return IN_PARTS.get(mode, 1) if self.segments[number].name in self.in_parts else 1
+
+    def allows(self, number: int, mode: str) -> bool:
+        """True if a segment may have a mode."""
+        return mode not in IN_PARTS or self.segments[number].name in self.in_parts
 
     def output_kept(self, node: int, mode: str) -> npt.NDArray[np.bool_]:
         """The options with which a recomputed node keeps its output: of a product in which nothing is sent."""
@@ -38,6 +49,12 @@ class RecomputableSegments:
         special = np.array([bool(row.special) for row in found.rows])[found.choice]
         local: npt.NDArray[np.bool_] = ~np.logical_and(special, np.array(self.costs.placement.sizes) > 1).any(axis=1)
         return local if mode == "selective" and gives_product(self.pcg, node) else np.zeros_like(local)
+
+    def reads_first(self, number: int, base: int, use: Use) -> bool:
+        """True if a read is the first one in the segment of a tensor that enters it; weights apart."""
+        if self.pcg.nodes[base].op == "parameter" or self.number.get(base) == number:
+            return False
+        return use == next(u for u in self.classes.uses[base] if self.number.get(u.node) == number)
 
     def leaves(self, base: int) -> bool:
         """True if a tensor is computed in a segment and read outside of it."""

@@ -22,6 +22,9 @@ from .sparse_tables import sparse_tables
 MODES = ("none", "full", "selective")
 """What a segment keeps: all that its backward needs; its inputs; its inputs and the results of its products."""
 
+IN_PARTS = {f"{parts} parts": parts for parts in (2, 4, 8)}
+"""Modes that keep its inputs, and compute it in parts of its samples, one after another (co-shard)."""
+
 Entries: TypeAlias = Mapping[int, Sequence[int]]
 """Index in a list of layers -> the nodes in that entry."""
 

@@ -18,6 +18,7 @@ from ...model.graph.batch import with_batch
 from ...model.graph.constants import built_once
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.segments import IN_PARTS
 from ...model.machine.machine import Device, Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import both_ways_flops
@@ -52,8 +53,13 @@ class PlanningProblem:
 
     @property
     def fastest(self) -> tuple[str, ...]:
-        """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed."""
-        return ("none",) if "none" in self.space.modes else self.space.modes
+        """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed.
+
+        Measured kernels may be faster in parts, which are then worth choosing too.
+        """
+        modes = self.space.modes
+        by_parts = bool(self.machine.device.kernels) and not IN_PARTS.keys().isdisjoint(modes)
+        return ("none",) if "none" in modes and not by_parts else modes
 
     @property
     def captured(self) -> "PlanningProblem":

@@ -15,12 +15,13 @@ Place: TypeAlias = tuple[int, str]
 class LoopModes:
     """Recomputation modes of a loop: in every turn those of its segments at `places`.
 
-    `one_segment`: every turn is one segment.
+    `one_segment`: every turn is one segment, of whose operands parts read those at the places `whole` whole.
     """
 
     places: tuple[Place, ...]
     modes: tuple[tuple[str, ...], ...]
     one_segment: bool
+    whole: tuple[int, ...] = ()
 
     @property
     def same_in_all_turns(self) -> bool:
@@ -63,14 +64,17 @@ class BlockLoop:
             arguments += [] if modes.one_segment else [mode]
         turn = f"{block}({', '.join(arguments)})"
         if modes is not None and modes.one_segment:
-            turn = call_text(passes_mesh, mode, block, arguments)
+            turn = call_text(passes_mesh, mode, block, arguments, modes.whole)
         return [(0, f"for {turns}:"), (4, f"{', '.join(carried)} = {turn}")]
 
 
-def call_text(passes_mesh: bool, mode: str, block: str, arguments: Iterable[str]) -> str:
-    """Call a block in a recomputation mode, an expression; `passes_mesh`: it needs the mesh."""
-    mesh = ["mesh"] if passes_mesh else []
-    return f"recomputed({', '.join([mode, *mesh, block, *arguments])})"
+def call_text(passes_mesh: bool, mode: str, block: str, arguments: Iterable[str], whole: tuple[int, ...] = ()) -> str:
+    """Call a block in a recomputation mode, an expression; `passes_mesh`: it needs the mesh.
+
+    `whole`: which of the arguments parts of the samples read whole.
+    """
+    mesh, last = ["mesh"] if passes_mesh else [], [f"whole={tuple_text(tuple(map(str, whole)))}"] if whole else []
+    return f"recomputed({', '.join([mode, *mesh, block, *arguments, *last])})"
 
 
 def modes_text(texts: Sequence[str]) -> str:

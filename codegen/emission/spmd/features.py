@@ -10,6 +10,7 @@ from ....formulation.special import special_strategy
 from ....formulation.weights.buckets import BUCKET_BYTES
 from ....model.graph.atoms import atoms
 from ....model.graph.layout import P
+from ....model.graph.segments import IN_PARTS
 from ...plan.table_spread import loads_text, spread_axis
 from ...pricing.axis_groups import summed_over
 from ...pricing.weights import bucket_price
@@ -100,7 +101,13 @@ def _recomputation(e: Emission) -> Context | None:
     modes = e.recomputation_modes
     if not modes:
         return None
-    return {"recompute": modes, "micro": e.accumulates, "stepped": e.has_dropout, "gathers": e.used.overlap}
+    return {
+        "recompute": modes,
+        "parts": not modes.isdisjoint(IN_PARTS),
+        "micro": e.accumulates,
+        "stepped": e.has_dropout,
+        "gathers": e.used.overlap,
+    }
 
 
 def _recomputation_imports(e: Emission) -> list[str]:

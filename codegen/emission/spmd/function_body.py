@@ -387,7 +387,7 @@ class FunctionBody(FunctionWriter):
             def render(texts: Sequence[str]) -> str:
                 if not call.mode:
                     return f"self.{call.method}({', '.join(texts)})"
-                return call_text(self.passes_mesh, call.mode, f"self.{call.method}", texts)
+                return call_text(self.passes_mesh, call.mode, f"self.{call.method}", texts, call.whole)
 
             this = Statement(render, operands, "call", names[0], call.outs[0])
             made = self.add(this)

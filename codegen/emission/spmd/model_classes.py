@@ -7,6 +7,7 @@ from typing import Any
 from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.pcg import SOURCES
+from ...plan.in_parts import parts_of_nodes, plans_of_parts
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part, local_shape_text
 from ..common.data import argument_name
@@ -163,7 +164,7 @@ class ModelClasses(Constructors):
     def _segment(self, call: SegmentCall, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
         """The method of a recomputed segment; `sites`: call sites of the dropouts in a loop."""
         blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
-        body = self._body(call.nodes - blocks, weights, {}, inputs=False)
+        body = self._body(call.nodes - blocks, weights, {}, inputs=False, plan=self._of_part(call.nodes))
         body.recomputed, body.dropout_sites = call.always, dict(sites or {})
         body.gathers_before = self.plan.compile
         for i in call.reads:
@@ -196,6 +197,11 @@ class ModelClasses(Constructors):
         lines = body.lines(results, 8, returned)
         shapes = self._shapes(body.arguments, given=True)
         return self._function(side.method, list(body.arguments.values()), shapes, lines, here.axes)
+
+    def _of_part(self, nodes: frozenset[int]) -> Plan | None:
+        """The plan of a part, where the nodes of a function are in parts."""
+        parts = max((parts_of_nodes(self.plan).get(i, 1) for i in nodes), default=1)
+        return plans_of_parts(self.plan)[parts] if parts > 1 else None
 
     def _body(
         self,
@@ -296,7 +302,8 @@ class ModelClasses(Constructors):
         """The method that computes a block in a pass."""
         block = loop.chain.passes[number][place]
         calls = segment_calls_in(self.plan, loop.chain, loop.chain.passes[number], block, frozenset(weights))
-        body = self._body(frozenset(block.nodes).difference(*(call.nodes for call in calls)), weights, {}, inputs=False)
+        own = frozenset(block.nodes).difference(*(call.nodes for call in calls))
+        body = self._body(own, weights, {}, inputs=False, plan=self._of_part(own))
         body.calls = {i: call for call in calls for i in call.outs}
         body.recomputed, body.gathers_before = loop.always_recomputed(number, block), True
         for i, name in zip(block.carried, loop.carried_names, strict=True):
@@ -322,7 +329,7 @@ class ModelClasses(Constructors):
 
         Compiled programs compile it if `compiles`: nothing inside of it is recomputed.
         """
-        shapes = self._shapes(body.arguments, given=True)
+        shapes = self._shapes(body.arguments, given=True, plan=body.plan)
         inner = name if not body.gathered else "compute" if name == "forward" else f"{name}_compute"
         self.compiled += [inner] if compiles else []
         if not body.gathered:
@@ -349,9 +356,9 @@ class ModelClasses(Constructors):
             body.insert(0, "        mesh = self.mesh")
         return [*head, *([f'        """{doc}"""'] if doc else []), *body]
 
-    def _shapes(self, arguments: Mapping[int, str], given: bool = False) -> str:
+    def _shapes(self, arguments: Mapping[int, str], given: bool = False, plan: Plan | None = None) -> str:
         """The arguments' local shapes; `given`: in the layouts that all readers get."""
-        plan = self.plan
+        plan = plan or self.plan
         parts = []
         for i, name in arguments.items():
             if i >= 0:

@@ -7,9 +7,10 @@ segment becomes a method of the class that computes it. So does one of a compile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ....model.graph.atoms import atoms
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
-from ....model.graph.segments import segments
+from ....model.graph.segments import IN_PARTS, segments
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ..common.block_loops import LoopModes, Place
@@ -30,7 +31,8 @@ class SegmentMode:
 class SegmentCall:
     """A segment as a method: its mode (an expression), the values that it reads, and those that others read of it.
 
-    Mode "": it is not recomputed. `always`: it is recomputed in every turn of the loop.
+    Mode "": it is not recomputed. `always`: it is recomputed in every turn of the loop. If it is in parts in any turn,
+    these read the values at the places `whole` whole.
     """
 
     method: str
@@ -40,6 +42,7 @@ class SegmentCall:
     outs: tuple[int, ...]
     layouts: tuple[Layout, ...]
     always: bool = True
+    whole: tuple[int, ...] = ()
 
     @property
     def carried(self) -> tuple[int, ...]:
@@ -98,7 +101,20 @@ def loop_modes(plan: Plan, chain: BlockChain, blocks: Sequence[Block]) -> LoopMo
     modes = tuple(tuple(plan.recompute.get(name, "none") for name in row) for row in names)
     given = [(known[name], block) for row, block in zip(names, blocks, strict=True) for name in row if name in known]
     one_segment = len(places) == 1 and all(segment.nodes == {*block.nodes} for segment, block in given)
-    return LoopModes(places, modes, one_segment) if places else None
+    if not places:
+        return None
+    whole = _whole(plan, (*blocks[0].carried, *blocks[0].others)) if one_segment and _in_parts(*modes) else ()
+    return LoopModes(places, modes, one_segment, whole)
+
+
+def _in_parts(*modes: Sequence[str]) -> bool:
+    return any(mode in IN_PARTS for each in modes for mode in each)
+
+
+def _whole(plan: Plan, values: Sequence[int]) -> tuple[int, ...]:
+    """The places of the values without samples, which are no one part's."""
+    known = atoms(plan.graph)
+    return tuple(place for place, i in enumerate(values) if not known[i].batch)
 
 
 def _name(chain: BlockChain, block: Block, place: Place) -> str:
@@ -132,7 +148,7 @@ def segment_calls(plan: Plan, turns: Sequence[frozenset[int]], stored: frozenset
             identifier(segment.name.replace(".", "_")),
             f'"{segment.mode}"' if segment.mode != "none" else "",
             stored,
-            always=segment.mode != "none",
+            modes=(segment.mode,),
         )
         for segment in found
     )
@@ -152,8 +168,8 @@ def segment_calls_in(
         if segment is not None:
             mode = f'"{segment.mode}"' if modes_of.same_in_all_turns else f"modes[{number}]"
             method = f"entry_{offset}{identifier(f'_{rest}') if rest else ''}"
-            always = all(modes[number] != "none" for modes in like)
-            made.append(_call(plan, segment, method, mode, stored, block=block, always=always))
+            own = tuple(modes[number] for modes in like)
+            made.append(_call(plan, segment, method, mode, stored, block=block, modes=own))
     return tuple(made)
 
 
@@ -164,18 +180,21 @@ def _call(
     mode: str,
     stored: frozenset[int],
     block: Block | None = None,
-    always: bool = True,
+    modes: tuple[str, ...] = (),
 ) -> SegmentCall:
+    """`modes`: those of all segments that the method computes."""
     graph = plan.graph
     reads = dict.fromkeys(i for n in sorted(segment.nodes) for i in graph.nodes[n].inputs)
     outs = tuple(i for i in sorted(segment.nodes) if not segment.nodes.issuperset(graph.consumers[i]))
     given = dict(zip(block.outs, block.layouts, strict=True)) if block else {}
+    operands = tuple(i for i in reads if i not in segment.nodes | stored and not is_literal(plan, i))
     return SegmentCall(
         method,
         mode,
         nodes=segment.nodes,
-        reads=tuple(i for i in reads if i not in segment.nodes | stored and not is_literal(plan, i)),
+        reads=operands,
         outs=outs,
         layouts=tuple(given.get(i, plan.choices[i].given) for i in outs),
-        always=always,
+        always="none" not in modes,
+        whole=_whole(plan, operands) if _in_parts(modes) else (),
     )

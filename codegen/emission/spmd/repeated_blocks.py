@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.layout import Layout
 from ....model.operators.operator import is_random
+from ...plan.in_parts import parts_of_nodes
 from ...plan.plan import Plan
 
 Divided: TypeAlias = frozenset[tuple[int, int]]
@@ -18,7 +19,7 @@ Divided: TypeAlias = frozenset[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class NodeKinds:
-    """A number per node, equal where operator, shape, attributes, layouts and divided operands are equal.
+    """A number per node, equal where operator, shape, parts, attributes, layouts and divided operands are equal.
 
     `values` ignores what only backward distinguishes: B counts as R. Inputs and dropout call sites are left out.
     """
@@ -30,12 +31,13 @@ class NodeKinds:
     def of(cls, plan: Plan, divided: Divided) -> NodeKinds:
         """Number the nodes of a plan."""
         known: dict[object, int] = {}
+        in_parts = parts_of_nodes(plan)
         full, values = [], []
         for i, node in enumerate(plan.graph.nodes):
             choice = plan.choices[i]
             attributes = tuple((k, v) for k, v in node.attributes if k != "site")
             parts = tuple((i, k) in divided for k in range(len(node.inputs)))
-            of_node = node.op, node.shape, node.dtype, attributes, parts
+            of_node = node.op, node.shape, in_parts.get(i, 1), node.dtype, attributes, parts
             layouts = *choice.inputs, choice.output
             full.append(known.setdefault((of_node, node.gradient, layouts), len(known)))
             values.append(known.setdefault((of_node, tuple(map(without_addends, layouts))), len(known)))

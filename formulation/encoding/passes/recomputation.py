@@ -80,12 +80,18 @@ class Recomputation(EncodingPass):
         """The mode of a segment, which computes its constants again unless it is none."""
         builder, segment = self.builder, self.segments.segments[number]
         constants = sum(builder.constants.get(node, 0) for node in segment.nodes)
-        cost = [0 if mode == "none" else constants for mode in self.modes]
+        cost = [self._constants_ns(number, mode, constants) for mode in self.modes]
         tables = np.array(cost, np.int64), np.zeros((len(cost), 1), np.int64)
-        key = builder.keep(("switch", constants), lambda: tables)
+        key = builder.keep(("switch", *cost), lambda: tables)
         classes = builder.classes
         first = next(i for i in segment.nodes if classes.base[i] == i and not classes.constant[i])
         return builder.add_variable(f"{segment.name} recompute", key, Position(first - 0.6))  # before its weights
+
+    def _constants_ns(self, number: int, mode: str, once: int) -> int:
+        """What the constants of a segment add: none of them has samples, so that parts compute all of them."""
+        if not self.segments.allows(number, mode):
+            return INFINITE
+        return 0 if mode == "none" else once * (2 * self.segments.parts(number, mode) - 1)
 
     def _retention_edges(self) -> Iterator[Edge]:
         """Between modes and hubs that choose retention: a recomputed segment reads the hub only if it is kept.

@@ -29,7 +29,8 @@ Array = npt.NDArray[np.int64]
 class _Streams(NamedTuple):
     """ns of a step, and calls of the host in it; `again`: traffic, and calls, of forward that recomputation repeats.
 
-    `regathered`: traffic of forward that backward repeats in any mode.
+    `regathered`: traffic of forward that backward repeats in any mode. `parted`: what forward takes longer in each
+    mode, in parts. Calls may be of each mode, too.
     """
 
     forward: Array | int = 0
@@ -43,6 +44,7 @@ class _Streams(NamedTuple):
     backward_calls: Array | int = 0
     reduced_calls: Array | int = 0
     again_calls: Array | int = 0
+    parted: Array | int = 0
 
 
 class _Split(NamedTuple):
@@ -126,15 +128,23 @@ class Windows(EncodingPass):
         found = builder.node_options.of(node)
         constants = [p for p in range(len(found.inputs)) if builder.costs.kind(node, p) == "constant"]
         converted = sum((builder.costs.undecided_ns(node, p) for p in constants), np.zeros_like(found.time_ns))
-        calls, back = found.calls * k
-        reads = sum((builder.costs.undecided_calls(node, p) for p in constants), np.zeros_like(calls))
-        given = [builder.segments.output_kept(node, mode) for mode in builder.options.recompute]
+        forward = found.forward_ns * k + converted
+        plain = {"forward": forward, "backward": (found.time_ns - found.forward_ns) * k}
+        number = builder.segments.number.get(node)
+        if number is None:
+            calls, back = found.calls * k
+            reads = sum((builder.costs.undecided_calls(node, p) for p in constants), np.zeros_like(calls))
+            return _Streams(**plain, forward_calls=calls + reads, backward_calls=back, again_calls=calls + reads)
+        parted, calls, again = [], [], []
+        for mode, at in builder.in_modes(number):
+            of_part = at.options(node).calls * at.micro_batches
+            reads = sum((at.constant_calls(node, p) for p in constants), np.zeros_like(of_part[0]))
+            parted.append(sum((at.constant_ns(node, p) for p in constants), -forward) + at.forward_of(node))
+            calls.append((of_part[0] + reads, of_part[1]))
+            again.append(np.where(builder.segments.output_kept(node, mode), 0, of_part[0]) + reads)
+        ahead, back = (np.array(each) for each in zip(*calls, strict=True))
         return _Streams(
-            forward=found.forward_ns * k + converted,
-            backward=(found.time_ns - found.forward_ns) * k,
-            forward_calls=calls + reads,
-            backward_calls=back,
-            again_calls=np.where(given, 0, calls) + reads,
+            **plain, parted=np.array(parted), forward_calls=ahead, backward_calls=back, again_calls=np.array(again)
         )
 
     def _weight(self, base: int) -> _Streams:
@@ -162,14 +172,18 @@ class Windows(EncodingPass):
         a, b = table.position[given], table.position[required]
         forward, both = table.forward[a][:, b] * k, table.total[a][:, b] * k
         calls, back = table.calls[:, a][:, :, b].astype(np.int64) * k
-        counted = {"forward_calls": calls, "backward_calls": back, "again_calls": calls}
         if builder.pcg.nodes[base].op != "parameter":
-            return _Streams(forward, 0, both - forward, **counted)
+            return self._activation(conversion, (given, required), (forward, both - forward), (calls, back))
+        counted = {"forward_calls": calls, "backward_calls": back, "again_calls": calls}
         if stored is None:
             return _Streams(0, forward, 0, both - forward, again=forward, **counted)
         cast, twice = k * cast_ns(stored, builder.precision, builder.roofline)[:, None], stored.regather[:, None]
         regathered = np.where(twice, forward, 0)
         calls = calls + k * builder.precision.mixed  # a cast
+        segment, parts = builder.part_of(conversion, builder.segments.number), np.zeros((1, 1, 1), np.int64)
+        if segment is not None:
+            parts = np.array([at.parts - 1 for _, at in builder.in_modes(segment)]).reshape(-1, 1, 1)
+        casts = k * builder.precision.mixed * parts
         return _Streams(
             forward=np.broadcast_to(cast, forward.shape),
             forward_traffic=forward,
@@ -177,9 +191,40 @@ class Windows(EncodingPass):
             backward_traffic=both - forward,
             again=forward - regathered,
             regathered=regathered,
-            forward_calls=calls,
-            backward_calls=back + np.where(twice, calls, 0),
-            again_calls=np.where(twice, 0, calls),
+            forward_calls=calls + casts,
+            backward_calls=back + np.where(twice, calls, 0) + k * builder.pcg.nodes[base].gradient * parts,
+            again_calls=np.where(twice, 0, calls) + casts,
+            parted=np.broadcast_to(cast * parts, (len(parts), *forward.shape)),
+        )
+
+    def _activation(
+        self, conversion: Conversion, layouts: tuple[Array, Array], ns: tuple[Array, Array], calls: tuple[Array, Array]
+    ) -> _Streams:
+        """A conversion with these times and calls, forward and backward, if nothing is in parts."""
+        builder, base, use = self.builder, conversion.base, conversion.use
+        segment = builder.part_of(conversion, builder.segments.number)
+        if segment is None:
+            return _Streams(ns[0], 0, ns[1], forward_calls=calls[0], backward_calls=calls[1], again_calls=calls[0])
+        parted, counted, again = [], [], []
+        for _, at in builder.in_modes(segment):
+            more, (ahead, back) = at.forward_ns(base, *layouts) - ns[0], at.calls(base, *layouts)
+            again.append(ahead)
+            if at.parts > 1 and use is None and builder.segments.leaves(base):
+                more = more + at.joined_ns(at.bytes(base, layouts[1]))
+                ahead = ahead + builder.micro_batches
+            if use is not None and builder.segments.reads_first(segment, base, use):
+                back = back + at.read_calls(base)
+            parted.append(more)
+            counted.append((ahead, back))
+        ahead, back = (np.array(each) for each in zip(*counted, strict=True))
+        return _Streams(
+            ns[0],
+            0,
+            ns[1],
+            parted=np.array(parted),
+            forward_calls=ahead,
+            backward_calls=back,
+            again_calls=np.array(again),
         )
 
     def _moved(self, cost: Table, plain: Table, kind: str, make: Callable[[], _Streams]) -> _Split:
@@ -202,10 +247,11 @@ class Windows(EncodingPass):
             return np.where(allowed, np.tile(part, repeats) if max(repeats, default=1) > 1 else part, 0)
 
         forward, gathered, backward, scattered, reduced, again, regathered = map(whole, streams[:7])
+        parted = whole(streams.parted)
         more = np.where(allowed, cost - plain, 0)
         again = np.where(more > 0, again, 0)
         each, once = (scattered, again, regathered), np.asarray(reduced)
-        backward, traffic = backward + more - again, sum(each)
+        forward, backward, traffic = forward + parted, backward + more - again - parted, sum(each)
         stays = cost - (forward + gathered + backward + traffic + reduced)
         assert (stays >= 0).all()
         found = self._in_windows(
@@ -216,7 +262,7 @@ class Windows(EncodingPass):
         )
         if not self.builder.machine.device.host_ns:
             return _Split(stays, found, (), ())
-        calls, back, after, again = map(whole, streams[7:])
+        calls, back, after, again = map(whole, streams[7:11])
         if cost.ndim > plain.ndim:
             recomputed = [mode != "none" for mode in self.builder.options.recompute]
             back = back + again * np.array(recomputed).reshape(-1, *[1] * plain.ndim)
