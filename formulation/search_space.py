@@ -237,6 +237,11 @@ class SearchSpace:
         return tuple(mode for mode in RECOMPUTE[self.recompute] if mode != "selective" or not self.compile)
 
     @property
+    def in_parts(self) -> bool:
+        """True if layers may be computed in parts of their samples."""
+        return not IN_PARTS.keys().isdisjoint(self.modes)
+
+    @property
     def fixed(self) -> Mapping[str, tuple[str, ...]]:
         """Node -> the names of its rows, one per mesh axis."""
         return {name: tuple(part.strip() for part in text.split(",")) for name, text in self.fix}

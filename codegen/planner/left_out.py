@@ -14,10 +14,11 @@ from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
 from ...formulation.special import special_strategy
+from ...formulation.strategies.sample_parts import parted_segments
 from ...formulation.strategies.strategy import rows
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.joined_tables import table_rows
-from ...model.graph.segments import segments
+from ...model.graph.segments import IN_PARTS, segments
 from ...model.graph.stages import boundaries
 from ...model.options import times
 from ...solvers.search.planning_problem import PlanningProblem
@@ -106,8 +107,16 @@ def _rest(
         yield "some parallel branches of rewritten graphs"
     if problem.space.compile and problem.space.recompute in ("auto", "all"):
         yield "selective recomputation"
+    if not problem.space.in_parts and "full" in problem.space.modes and _has_parts(problem):
+        yield "recomputation in parts"
     if problem.space.modes != ("none",) and _has_rewritten_segments(problem):
         yield "recomputation of rewritten layers"
+
+
+def _has_parts(problem: PlanningProblem) -> bool:
+    """True if layers could be computed in parts of the samples of a micro-batch."""
+    samples = (problem.batch // k for k in problem.micro_batches)
+    return any(n % parts == 0 for n in samples for parts in IN_PARTS.values()) and bool(parted_segments(problem.pcg))
 
 
 def _has_rewritten_segments(problem: PlanningProblem) -> bool:

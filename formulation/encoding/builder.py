@@ -3,15 +3,12 @@
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ...model.graph.batch import with_batch
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
-from ...model.graph.segments import IN_PARTS
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import Roofline
@@ -28,13 +25,10 @@ from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
 from .overlap import latency_shares, layers_together, least_shares
-from .recomputable_segments import RecomputableSegments
-from .segment_costs import SegmentCosts
+from .recomputable_segments import RecomputableSegments, possible_modes
 from .shared_tables import PlacementTables, SharedTables
 
 Array = npt.NDArray[np.int64]
-Modes: TypeAlias = tuple[tuple[str, SegmentCosts], ...]
-"""Modes of recomputation, each with what a segment then costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,7 @@ class NetworkBuilder:
     ) -> None:
         self.pcg, self.machine, self.placement = pcg, machine, placement
         self.micro_batches, self.optimizer, self.stage = micro_batches, optimizer, stage
-        self.options = replace(options, recompute=_possible(options.recompute, pcg.batch))
+        self.options = replace(options, recompute=possible_modes(options.recompute, pcg.batch))
         self.dtype, self.precision = dtype, precision(dtype)
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
@@ -84,8 +78,7 @@ class NetworkBuilder:
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
-        self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options)
-        self.segment_costs = {parts: self._costs_in_parts(parts) for parts in self.segments.counts}
+        self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options, self._costs_of_part)
         self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
@@ -134,18 +127,10 @@ class NetworkBuilder:
             numbers_of_whole=found.numbers.setdefault(part[0], {}) if part else {},
         )
 
-    def _costs_in_parts(self, parts: int) -> SegmentCosts:
-        """What segments cost in so many parts of their samples."""
-        if parts == 1:
-            return SegmentCosts(self.costs, self.costs, 1)
-        part, micro_batches = with_batch(self.pcg, self.pcg.batch // parts), self.micro_batches * parts
+    def _costs_of_part(self, part: PCG, micro_batches: int) -> OperandCosts:
+        """The costs of the same graph at another batch."""
         options = self._options_of(part, self._tables_of(part.batch, micro_batches))
-        return SegmentCosts(self.costs, OperandCosts(options, micro_batches, self.classes), parts)
-
-    def in_modes(self, segment: int) -> Modes:
-        """The modes with the costs of a segment in each; a mode that it may not have has those of the whole."""
-        segments = self.segments
-        return tuple((mode, self.segment_costs[segments.parts(segment, mode)]) for mode in segments.modes)
+        return OperandCosts(options, micro_batches, self.classes)
 
     @property
     def offloads(self) -> bool:
@@ -214,11 +199,6 @@ class NetworkBuilder:
         if conversion.use is None:
             return part.get(base)
         return None if conversion.use.node in self.classes.twin else part.get(conversion.use.node)
-
-
-def _possible(modes: tuple[str, ...], batch: int) -> tuple[str, ...]:
-    """The modes of recomputation that divide a batch into parts of as many samples each."""
-    return tuple(mode for mode in modes if batch % IN_PARTS.get(mode, 1) == 0)
 
 
 def find_cuts(pcg: PCG, classes: Classes) -> set[int]:

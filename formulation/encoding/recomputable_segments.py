@@ -1,8 +1,12 @@
 """Which segments may be recomputed, and how their tensors cross them."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
+from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import IN_PARTS, Segment, gives_product, segments
 from ..strategies.alternatives import Alternatives
@@ -10,6 +14,11 @@ from ..strategies.operand_cost import OperandCosts
 from ..strategies.sample_parts import parted_segments
 from ..strategies.tensor_classes import Classes, Use
 from .encoding_options import EncodingOptions
+from .segment_costs import SegmentCosts
+
+CostsOfPart: TypeAlias = Callable[[PCG, int], OperandCosts]
+Modes: TypeAlias = tuple[tuple[str, SegmentCosts], ...]
+"""Modes of recomputation, each with what a segment then costs."""
 
 
 def recomputable_segments(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
@@ -25,15 +34,38 @@ def recomputable_segments(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
     return tuple(s for s in segments(pcg) if fits(s))
 
 
-class RecomputableSegments:
-    """The segments of an encoding that have a mode; `number` maps their nodes to their place in `segments`."""
+def possible_modes(modes: tuple[str, ...], batch: int) -> tuple[str, ...]:
+    """The modes of recomputation that divide a batch into parts of as many samples each."""
+    return tuple(mode for mode in modes if batch % IN_PARTS.get(mode, 1) == 0)
 
-    def __init__(self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions) -> None:
+
+class RecomputableSegments:
+    """The segments of an encoding that have a mode; `number` maps their nodes to their place in `segments`.
+
+    `of_part` gives the costs of a part of the samples, from its graph and how often it is computed in a step.
+    """
+
+    def __init__(
+        self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions, of_part: CostsOfPart
+    ) -> None:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
         self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
-        self.counts = {1} if not self.segments else {IN_PARTS.get(mode, 1) for mode in self.modes} | {1}
-        self.in_parts = parted_segments(pcg) if self.counts != {1} else frozenset()
+        counts = {IN_PARTS[mode] for mode in self.modes if mode in IN_PARTS and self.segments}
+        self.in_parts = parted_segments(pcg) if counts else frozenset()
+        self._costs = {1: SegmentCosts(costs, costs, 1)}
+        for parts in counts:
+            part = with_batch(pcg, pcg.batch // parts)
+            self._costs[parts] = SegmentCosts(costs, of_part(part, costs.micro_batches * parts), parts)
+
+    @property
+    def whole(self) -> SegmentCosts:
+        """What segments cost that are computed whole."""
+        return self._costs[1]
+
+    def in_modes(self, number: int) -> Modes:
+        """The modes with the costs of a segment in each; a mode that it may not have has those of the whole."""
+        return tuple((mode, self._costs[self.parts(number, mode)]) for mode in self.modes)
 
     def parts(self, number: int, mode: str) -> int:
         """In how many parts a mode computes a segment; 1 also where it cannot be computed so."""

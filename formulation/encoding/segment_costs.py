@@ -102,19 +102,23 @@ class SegmentCosts:
     def _places(self, base: int, given: Codes, required: Codes) -> tuple[Table, Codes, Codes]:
         table = self.costs.table(base)
         last = len(table.position) - 1
-        return table, *(table.position[np.minimum(codes, last)] for codes in (given, required))
+        a, b = (table.position[np.minimum(codes, last)] for codes in (given, required))
+        return table, a, b
 
     def constant_ns(self, node: int, operand: int) -> Array:
         """Time to convert a constant, which is whole on every rank, for each option of its reader."""
-        source = self.whole.source(node, operand)
-        use = Use(node, operand, self.whole.classes.atoms[self.whole.pcg.nodes[node].inputs[operand]])
-        return self.forward_ns(source, np.array([R]), self.whole.required(use))[0]
+        found: Array = self.forward_ns(*self._constant(node, operand))[0]
+        return found
 
     def constant_calls(self, node: int, operand: int) -> Array:
         """Calls of the framework for that conversion."""
-        source = self.whole.source(node, operand)
+        found: Array = self.calls(*self._constant(node, operand))[0, 0]
+        return found
+
+    def _constant(self, node: int, operand: int) -> tuple[int, Codes, Codes]:
+        """A constant, the layout that it is given in, and those required."""
         use = Use(node, operand, self.whole.classes.atoms[self.whole.pcg.nodes[node].inputs[operand]])
-        return self.calls(source, np.array([R]), self.whole.required(use))[0, 0]
+        return self.whole.source(node, operand), np.array([R]), self.whole.required(use)
 
     def forward_of(self, node: int) -> Array:
         """Time of an operator in forward, for each option."""
@@ -126,15 +130,16 @@ class SegmentCosts:
         """Time to join the parts of tensors of these bytes: of results, or of the gradients of what is read."""
         if self.parts == 1:
             return np.zeros_like(size_bytes)
-        return self.costs.roofline.ns(np.zeros(1), 2.0 * size_bytes) * self.whole.micro_batches
+        moved = 2 * size_bytes.astype(np.float64)
+        return self.costs.roofline.ns(np.zeros(1), moved) * self.whole.micro_batches
 
     def added_ns(self, size_bytes: Array) -> Array:
         """Time to add up the gradients, of these bytes, that the parts give for what all of them read whole."""
         if self.parts == 1:
             return np.zeros_like(size_bytes)
         additions = self.parts - 1
-        each = self.costs.roofline.ns(np.zeros(1), 3.0 * additions * size_bytes, float(additions))
-        return each * self.whole.micro_batches
+        moved = 3 * additions * size_bytes.astype(np.float64)
+        return self.costs.roofline.ns(np.zeros(1), moved, float(additions)) * self.whole.micro_batches
 
     def bytes(self, base: int, codes: Codes) -> Array:
         """Bytes of a tensor of all samples in these layouts."""

@@ -18,7 +18,6 @@ from ...model.graph.batch import with_batch
 from ...model.graph.constants import built_once
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
-from ...model.graph.segments import IN_PARTS
 from ...model.machine.machine import Device, Machine
 from ...model.machine.precision import precision
 from ...model.machine.roofline import both_ways_flops
@@ -58,7 +57,7 @@ class PlanningProblem:
         Measured kernels may be faster in parts, which are then worth choosing too.
         """
         modes = self.space.modes
-        by_parts = bool(self.machine.device.kernels) and not IN_PARTS.keys().isdisjoint(modes)
+        by_parts = bool(self.machine.device.kernels) and self.space.in_parts
         return ("none",) if "none" in modes and not by_parts else modes
 
     @property

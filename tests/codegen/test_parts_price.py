@@ -100,6 +100,15 @@ def test_a_plan_costs_what_the_network_says(
     assert in_parts(found, 40) > 4
 
 
+@pytest.mark.parametrize("host_ns", [300, 30_000])
+def test_parts_need_the_host_as_many_times(host_ns: int) -> None:
+    """Kernels so short that the host is the longest in some layers, or in all."""
+    machine = replace(MACHINE, device=replace(MACHINE.device, host_ns=host_ns))
+    options = EncodingOptions(recompute=("none", "4 parts"))
+    found = encode(twin_of("llama-7b"), machine, TWO, dtype="mixed-bfloat16", options=options)
+    assert in_parts(found, 40) > 4
+
+
 def test_a_stage_of_a_pipeline_keeps_what_enters_parts_of_every_micro_batch() -> None:
     whole = with_batch(twin_of("swin-1.8b"), 4)
     middle = stage(whole, 1, len(boundaries(whole)) - 2).graph

@@ -36,6 +36,7 @@ from partita.solvers.search.search import search
 from ..levels import exhaustive
 
 ALONE, PAIR = of_rows([(1,)]), of_rows([(2,)])
+SPACE = SearchSpace(offload=False)
 
 
 def blocks(widths: tuple[int, ...], batch: int = 8, mask: bool = False) -> PCG:
@@ -61,7 +62,7 @@ def machine(placement: Placement) -> Machine:
 
 @cache
 def encoded(pcg: PCG, placement: Placement, modes: tuple[str, ...] = MODES, capacity: int | None = None) -> Encoding:
-    options = EncodingOptions(recompute=modes, capacity_bytes=capacity)
+    options = EncodingOptions(SPACE, recompute=modes, capacity_bytes=capacity)
     return encode(pcg, machine(placement), placement, options=options)
 
 
@@ -113,14 +114,15 @@ def plan_of(found: Encoding, assignment: tuple[int, ...]) -> Plan:
     )
 
 
-def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
+@pytest.mark.parametrize("searched", [MODES, ("none", "full", "2 parts", "4 parts")])
+def test_the_optimum_is_that_of_all_modes_enumerated(searched: tuple[str, ...]) -> None:
     """On one device nothing else is chosen: the price, which shares no table with the network, judges every mode."""
     graph = blocks((16, 96, 48))
     names = [segment.name for segment in segments(graph)]
     found = encoded(graph, ALONE)
     plain = choices(found, [0] * len(found.network.variables))
     every = []
-    for modes in product(MODES, repeat=len(names)):
+    for modes in product(searched, repeat=len(names)):
         again = {name: mode for name, mode in zip(names, modes, strict=True) if mode != "none"}
         cost = stage_price(Plan(graph, found.machine, ALONE, 1, plain, "float32", "adam", recompute=again))
         every.append((cost.memory_bytes, cost.objective_ns))
@@ -128,7 +130,7 @@ def test_the_optimum_is_that_of_all_modes_enumerated() -> None:
     answers = set()
     for capacity in [least - 1, *range(least, most + 1, (most - least) // 7)]:
         best = min((ns for size, ns in every if size <= capacity), default=inf)
-        answer = solver("auto").solve(encoded(graph, ALONE, MODES, capacity).network)
+        answer = solver("auto").solve(encoded(graph, ALONE, searched, capacity).network)
         assert (answer.objective or inf) == best, capacity
         assert answer.status is (Status.INFEASIBLE if best == inf else Status.OPTIMAL)
         answers.add(best)
@@ -151,7 +153,7 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     recomputing = 0
     for capacity in sorted({size for size, *_ in every})[::4]:
         small = replace(machine(ALONE), device=replace(device, memory_bytes=capacity, reserved_bytes=0))
-        problem = PlanningProblem(graph, small, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SearchSpace())
+        problem = PlanningProblem(graph, small, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SPACE)
         _, best, k, again = min((e for e in every if e[0] <= capacity), key=lambda e: e[1])
         assert k in problem.fits()
         found = search(problem, solver("auto"))
@@ -160,7 +162,7 @@ def test_a_search_over_micro_batches_finds_the_best_of_all_modes() -> None:
     assert recomputing > 1
     tight = replace(machine(ALONE), device=replace(device, memory_bytes=min(every)[0] - 1, reserved_bytes=0))
     nothing = search(
-        PlanningProblem(graph, tight, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SearchSpace()),
+        PlanningProblem(graph, tight, Training(16, "float32", "adam"), (ALONE,), (1, 2, 4), SPACE),
         solver("auto"),
     )
     assert (nothing.status, nothing.objective) == (Status.INFEASIBLE, None)

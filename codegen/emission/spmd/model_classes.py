@@ -7,7 +7,6 @@ from typing import Any
 from ....formulation.strategies.tensor_classes import without_addends
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.pcg import SOURCES
-from ...plan.in_parts import parts_of_nodes, plans_of_parts
 from ...plan.plan import Plan
 from ..common.conversions import Used, local_part, local_shape_text
 from ..common.data import argument_name
@@ -23,7 +22,7 @@ from .function_body import FunctionBody
 from .held_constants import DOC, attributes, built_once, method_lines, setting_line
 from .loops import Loop, loops, results
 from .parallel_branches import CoordinateBranches, ParallelBranches, side_by_side
-from .recomputation import SegmentCall, recomputed, segment_calls, segment_calls_in
+from .recomputation import SegmentCall, plan_of_part, recomputed, segment_calls, segment_calls_in
 from .repeated_blocks import (
     Block,
     Divided,
@@ -164,7 +163,7 @@ class ModelClasses(Constructors):
     def _segment(self, call: SegmentCall, weights: dict[int, str], sites: Mapping[int, str] | None = None) -> list[str]:
         """The method of a recomputed segment; `sites`: call sites of the dropouts in a loop."""
         blocks = {i for loop in self.loops if loop.chain.nodes <= call.nodes for i in loop.chain.nodes}
-        body = self._body(call.nodes - blocks, weights, {}, inputs=False, plan=self._of_part(call.nodes))
+        body = self._body(call.nodes - blocks, weights, {}, inputs=False, plan=plan_of_part(self.plan, call.nodes))
         body.recomputed, body.dropout_sites = call.always, dict(sites or {})
         body.gathers_before = self.plan.compile
         for i in call.reads:
@@ -197,11 +196,6 @@ class ModelClasses(Constructors):
         lines = body.lines(results, 8, returned)
         shapes = self._shapes(body.arguments, given=True)
         return self._function(side.method, list(body.arguments.values()), shapes, lines, here.axes)
-
-    def _of_part(self, nodes: frozenset[int]) -> Plan | None:
-        """The plan of a part, where the nodes of a function are in parts."""
-        parts = max((parts_of_nodes(self.plan).get(i, 1) for i in nodes), default=1)
-        return plans_of_parts(self.plan)[parts] if parts > 1 else None
 
     def _body(
         self,
@@ -303,7 +297,7 @@ class ModelClasses(Constructors):
         block = loop.chain.passes[number][place]
         calls = segment_calls_in(self.plan, loop.chain, loop.chain.passes[number], block, frozenset(weights))
         own = frozenset(block.nodes).difference(*(call.nodes for call in calls))
-        body = self._body(own, weights, {}, inputs=False, plan=self._of_part(own))
+        body = self._body(own, weights, {}, inputs=False, plan=plan_of_part(self.plan, own))
         body.calls = {i: call for call in calls for i in call.outs}
         body.recomputed, body.gathers_before = loop.always_recomputed(number, block), True
         for i, name in zip(block.carried, loop.carried_names, strict=True):

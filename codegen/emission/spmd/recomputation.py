@@ -11,6 +11,7 @@ from ....model.graph.atoms import atoms
 from ....model.graph.layout import Layout
 from ....model.graph.pcg import SOURCES
 from ....model.graph.segments import IN_PARTS, segments
+from ...plan.in_parts import parts_of_nodes, plans_of_parts
 from ...plan.memo import once_per_plan
 from ...plan.plan import Plan
 from ..common.block_loops import LoopModes, Place
@@ -75,6 +76,12 @@ def _apart(plan: Plan) -> Iterator[SegmentMode]:
         parallel = any(plan.choices[i].beside or i in plan.joined for i in segment.nodes)
         if segment.mode != "none" or (plan.compile and not parallel):
             yield segment
+
+
+def plan_of_part(plan: Plan, nodes: frozenset[int]) -> Plan | None:
+    """The plan of a part, where the nodes of a function are in parts."""
+    parts = max((parts_of_nodes(plan).get(i, 1) for i in nodes), default=1)
+    return plans_of_parts(plan)[parts] if parts > 1 else None
 
 
 # In loops

@@ -27,7 +27,8 @@ from ...network.network import INFINITE, SwitchTables
 from ...strategies.operator_options import OperatorOptions
 from ...strategies.tensor_classes import Use
 from ...weights.storage import cast_ns
-from ..builder import Conversion, Modes, NetworkBuilder
+from ..builder import Conversion, NetworkBuilder
+from ..recomputable_segments import Modes
 from ..segment_costs import SegmentCosts
 
 Array = npt.NDArray[np.int64]
@@ -45,12 +46,12 @@ class SegmentTables:
 
     def of_operator(self, node: int, key: object) -> SwitchTables:
         """The tables of an operator's variable, of which `key` names those in mode none."""
-        modes = self.builder.in_modes(self.segments.number[node])
+        modes = self.segments.in_modes(self.segments.number[node])
         return self._cached(key, (), modes, lambda: self._operator(node, key, modes))
 
     def of_conversion(self, conversion: Conversion, segment: int) -> SwitchTables:
         """The tables of an edge that a segment recomputes."""
-        base, use, key, modes = conversion.base, conversion.use, conversion.key, self.builder.in_modes(segment)
+        base, use, key, modes = conversion.base, conversion.use, conversion.key, self.segments.in_modes(segment)
         if conversion.source == "weight":
             read = self.builder.classes.uses[base] if use is None else (use,)
             saved = any(self.costs.saves(each) for each in read)
@@ -172,7 +173,7 @@ class SegmentTables:
         cost, *layouts = plain
         once = at.forward_ns(base, *layouts)
         if at.parts > 1:
-            once = once + at.total_ns(base, *layouts) - self.builder.segment_costs[1].total_ns(base, *layouts)
+            once = once + at.total_ns(base, *layouts) - self.segments.whole.total_ns(base, *layouts)
             once = np.where(at.stays(base, *layouts), once, INFINITE)
         repeats = [n // m for n, m in zip(cost.shape, once.shape, strict=True)]  # hubs have their layouts twice
         time: Array = np.minimum(cost + np.tile(once, repeats), INFINITE)

@@ -136,7 +136,7 @@ class Windows(EncodingPass):
             reads = sum((builder.costs.undecided_calls(node, p) for p in constants), np.zeros_like(calls))
             return _Streams(**plain, forward_calls=calls + reads, backward_calls=back, again_calls=calls + reads)
         parted, calls, again = [], [], []
-        for mode, at in builder.in_modes(number):
+        for mode, at in builder.segments.in_modes(number):
             of_part = at.options(node).calls * at.micro_batches
             reads = sum((at.constant_calls(node, p) for p in constants), np.zeros_like(of_part[0]))
             parted.append(sum((at.constant_ns(node, p) for p in constants), -forward) + at.forward_of(node))
@@ -180,10 +180,11 @@ class Windows(EncodingPass):
         cast, twice = k * cast_ns(stored, builder.precision, builder.roofline)[:, None], stored.regather[:, None]
         regathered = np.where(twice, forward, 0)
         calls = calls + k * builder.precision.mixed  # a cast
-        segment, parts = builder.part_of(conversion, builder.segments.number), np.zeros((1, 1, 1), np.int64)
+        segment = builder.part_of(conversion, builder.segments.number)
+        further: Array | int = 0  # parts
         if segment is not None:
-            parts = np.array([at.parts - 1 for _, at in builder.in_modes(segment)]).reshape(-1, 1, 1)
-        casts = k * builder.precision.mixed * parts
+            further = np.array([at.parts - 1 for _, at in builder.segments.in_modes(segment)]).reshape(-1, 1, 1)
+        casts = k * builder.precision.mixed * further
         return _Streams(
             forward=np.broadcast_to(cast, forward.shape),
             forward_traffic=forward,
@@ -192,9 +193,9 @@ class Windows(EncodingPass):
             again=forward - regathered,
             regathered=regathered,
             forward_calls=calls + casts,
-            backward_calls=back + np.where(twice, calls, 0) + k * builder.pcg.nodes[base].gradient * parts,
+            backward_calls=back + np.where(twice, calls, 0) + k * builder.pcg.nodes[base].gradient * further,
             again_calls=np.where(twice, 0, calls) + casts,
-            parted=np.broadcast_to(cast * parts, (len(parts), *forward.shape)),
+            parted=np.zeros_like(forward) + cast * further,
         )
 
     def _activation(
@@ -206,7 +207,7 @@ class Windows(EncodingPass):
         if segment is None:
             return _Streams(ns[0], 0, ns[1], forward_calls=calls[0], backward_calls=calls[1], again_calls=calls[0])
         parted, counted, again = [], [], []
-        for _, at in builder.in_modes(segment):
+        for _, at in builder.segments.in_modes(segment):
             more, (ahead, back) = at.forward_ns(base, *layouts) - ns[0], at.calls(base, *layouts)
             again.append(ahead)
             if at.parts > 1 and use is None and builder.segments.leaves(base):
