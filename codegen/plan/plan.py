@@ -52,9 +52,9 @@ class Plan:
     says how weights begin. `recompute` names the segments (`model.graph.segments`) whose forward runs once more before
     their backward: `full`, `selective`, or `N parts`. `names` are those of the axes, where stages share them; not saved
     either. Of a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the
-    price of a message to the next stage. With `overlap` the program communicates while it computes; `together` names the layers
-    whose weights travel in one message, each with the number of elements of its weights (of the whole layer where
-    stages divide it; 0: each travels by itself): all but the first hide that traffic. With `compile` the program
+    price of a message to the next stage. With `overlap` the program communicates while it computes; `together` names
+    the layers whose weights travel in one message, each with the number of elements of its weights (of the whole layer
+    where stages divide it; 0: each travels by itself): all but the first hide that traffic. With `compile` the program
     compiles its blocks, and the kernels of layers are priced as fused. `rivals` are the next best plans that the search
     found, with other meshes, pipelines or numbers of micro-batches.
     """
