@@ -194,7 +194,7 @@ class Windows(EncodingPass):
             regathered=regathered,
             forward_calls=calls + casts,
             backward_calls=back + np.where(twice, calls, 0) + k * builder.pcg.nodes[base].gradient * further,
-            again_calls=np.where(twice, 0, calls) + casts,
+            again_calls=(np.where(twice, 0, calls) + casts).astype(np.int64),
             parted=np.zeros_like(forward) + cast * further,
         )
 
