@@ -76,7 +76,8 @@ def test_every_segment_has_a_variable_inside_its_copy_of_the_chain() -> None:
 
 
 def test_without_modes_nothing_changes() -> None:
-    plain, none = encode(blocks((64, 64)), machine(PAIR), PAIR), encoded(blocks((64, 64)), PAIR, ("none",))
+    plain = encode(blocks((64, 64)), machine(PAIR), PAIR, options=EncodingOptions(SPACE))
+    none = encoded(blocks((64, 64)), PAIR, ("none",))
     assert network_json(plain.network) == network_json(none.network) and not none.recompute
 
 
