@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
@@ -35,6 +36,9 @@ from .order import Completed, ordered
 from .supplies import device
 
 _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
+
+
+Numbers: TypeAlias = NDArray[np.int64]
 
 
 class Irregular(Exception):  # noqa: N818
@@ -71,30 +75,28 @@ class Looped:
         found = likeness(self.program, self.register)
         if self.loop is None:
             return found  # in the order of their places
-        micros = [self.micros[here >= 0].tobytes() for here in self.places]
-        places = [here[here >= 0].tobytes() for here in self.places]
-        return list(zip(found, places, micros, strict=True))
+        orders = (np.stack((here, self.micros))[:, here >= 0].tobytes() for here in self.places)
+        return [(own, sha256(order).digest()) for own, order in zip(found, orders, strict=True)]
 
-    @cached_property
-    def places(self) -> list[NDArray[np.int64]]:
+    @property
+    def places(self) -> Iterator[NDArray[np.int64]]:
         """By rank, the place of its instruction in each of `steps`, -1 where it has none."""
-        found = []
         for steps in self.program.steps:
             place = np.full(len(self.events), -1, dtype=np.int64)
             place[list(steps)] = np.arange(len(steps))
-            found.append(place[self.steps])
-        return found
+            yield place[self.steps]
 
     def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
         """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
         return equal_ranks(self.program, self.events, list(zip(self.likeness, keys, strict=True)))
 
-    def micro(self, step: int, other: int, micro: int) -> int:
-        """The micro-batch of an event to which another one, for `micro`, refers."""
-        own = self.of[step] if self.of else None
-        if own is None or self.loop is None:
-            return 0
-        return micro if own == self.of[other] else self.loop.shown[own]
+    def micro(self, steps: Numbers, others: Numbers, micros: Numbers) -> Numbers:
+        """The micro-batches of events to which others, for `micros`, refer."""
+        if self.loop is None:
+            return np.zeros_like(steps)
+        of = np.array([-1 if own is None else own for own in self.of])
+        own = of[steps]
+        return np.where(own < 0, 0, np.where(own == of[others], micros, np.array(self.loop.shown)[own]))
 
     @property
     def pcg(self) -> PCG:

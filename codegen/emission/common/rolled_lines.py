@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .text import WIDTH, wrap
 
-_MARK = re.compile(r"⟦(\w+)\|(-?\d+)⟧")
+_MARK = re.compile(r"⟦(\w+)\|(-?\d+(?:,-?\d+)*)⟧")
 _QUOTED = re.compile(r"⟪([^⟫]*)⟫")
 COMMA = "¸"
 """A comma at which lines are not broken."""
@@ -24,9 +24,12 @@ LONGEST_BLOCK = 160
 """Most statements in one turn of a loop."""
 
 
-def mark(role: str, number: int) -> str:
-    """Mark a number that may advance; `role` names the variable of a loop over it."""
-    return f"⟦{role}|{number}⟧"
+def mark(role: str, *numbers: int) -> str:
+    """Mark a number that may advance; `role` names the variable of a loop over it.
+
+    `numbers`: that of each rank for which the statement stands.
+    """
+    return f"⟦{role}|{','.join(map(str, numbers if len({*numbers}) > 1 else numbers[:1]))}⟧"
 
 
 def quoted(name: str, count: int = 1, always: bool = False) -> str:
@@ -38,11 +41,15 @@ def quoted(name: str, count: int = 1, always: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant and multiples of loop variables; `role` names the variable of a loop in which it advances."""
+    """A constant and multiples of loop variables; `role` names the variable of a loop in which it advances.
+
+    `more`: by rank for which the statement stands, how much larger it is there; empty if it is the same for all.
+    """
 
     role: str
     constant: int
     terms: tuple[tuple[str, int], ...] = ()
+    more: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         parts = [name if by == 1 else f"{by} * {name}" for name, by in self.terms]
@@ -80,7 +87,21 @@ Piece: TypeAlias = "Line | RolledLoop"
 def line(text: str) -> Line:
     """A statement from marked text."""
     found = _MARK.findall(text)
-    return Line(tuple(_MARK.sub("\0", text).split("\0")), tuple(Number(role, int(n)) for role, n in found))
+    return Line(tuple(_MARK.sub("\0", text).split("\0")), tuple(_number(role, given) for role, given in found))
+
+
+def _number(role: str, given: str) -> Number:
+    first, *others = map(int, given.split(","))
+    return Number(role, first, more=(0, *(other - first for other in others)) if others else ())
+
+
+def of_rank(piece: Piece, rank: int) -> Piece:
+    """A piece for one of the ranks for which it stands, by number among them."""
+
+    def own(number: Number) -> Number:
+        return replace(number, constant=number.constant + number.more[rank], more=()) if number.more else number
+
+    return mapped(piece, own)
 
 
 # Structure and numbers of pieces
@@ -89,7 +110,7 @@ def line(text: str) -> Line:
 def shape(piece: Piece) -> object:
     """A piece without the constants of its numbers."""
     if isinstance(piece, Line):
-        return piece.text, tuple((n.role, n.terms) for n in piece.numbers)
+        return piece.text, tuple((n.role, n.terms, n.more) for n in piece.numbers)
     return piece.variable, piece.count, tuple(map(shape, (*piece.names, *piece.body)))
 
 

@@ -1,7 +1,7 @@
 """Data flow of one device: which instructions read and write a register, and which sums autograd computes itself."""
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from ....formulation.spacetime.materialized import (
     reads,
     writes,
 )
-from ....formulation.spacetime.op import Op, Phase
+from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.pcg import PCG
 from ..common.rolled_lines import mark
 
@@ -122,11 +122,12 @@ def _written(instructions: list[Instruction], place: int, position: int) -> Regi
 class Flow:
     """The instructions of one device, named by place, with the writers and readers of every register.
 
-    `graph`: that of all samples of a step; `places`: those of the instructions in the program.
+    `graph`: that of all samples of a step; `places`: those of the instructions in the program; `ranks`: the device and
+    those that are equal to it (`equal_ranks`), for which its statements stand too.
     """
 
-    def __init__(self, program: Materialized, device: int, graph: Graph) -> None:
-        self.graph, self.device = graph, device
+    def __init__(self, program: Materialized, device: int, graph: Graph, ranks: Sequence[int] = ()) -> None:
+        self.program, self.graph, self.device, self.ranks = program, graph, device, ranks or (device,)
         self.pcg: PCG = self.graph.pcg
         self.instructions, self.places = _own_copies(program.devices[device])
         self.writers: dict[Register, list[int]] = defaultdict(list)
@@ -146,6 +147,16 @@ class Flow:
         if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
             return instruction.op.phase
         return None
+
+    def everywhere(self, place: int) -> Iterator[Instruction]:
+        """The instruction at a place, as each of `ranks` has it."""
+        for rank in self.ranks:
+            yield self.program.devices[rank][self.places[place]]
+
+    def numbers(self, op: Op, cut: Cut) -> list[int]:
+        """The number of a cut of a forward operator on each of `ranks`."""
+        at = op.cuts.index(cut)
+        return [forward_of(_run(own).op).cuts[at].number for own in self.everywhere(self.run[op, Phase.FORWARD])]
 
     def transfers(self, place: int) -> bool:
         """True if other devices take part in an instruction."""

@@ -36,6 +36,25 @@ def _uses_updates(instruction: Instruction) -> bool:
     return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
 
 
+def group_of(collective: Collective) -> tuple[int, ...]:
+    """The ranks of a collective; in their order only where it matters."""
+    return collective.group if collective.atoms else tuple(sorted(collective.group))
+
+
+def _other(instruction: Instruction) -> int:
+    """The rank to or of which an instruction moves something."""
+    match instruction:
+        case Send(to=rank) | Receive(of=rank) | Collective(group=(rank, *_)):
+            return rank
+    raise AssertionError(instruction)
+
+
+def _start(instruction: Instruction, atom: int) -> int:
+    """Where a slice begins in its source."""
+    assert isinstance(instruction, Slice)
+    return instruction.target.mask.box[atom][0] - instruction.source.mask.box[atom][0]
+
+
 class Written(NamedTuple):
     """The statements of a block or of the instruction at a place; without either, those after all others."""
 
@@ -60,7 +79,7 @@ class DeviceWriter(Blocks):
             self.name(total)
         self.written: list[Written] = []
         self.updated: set[str] = set()  # equal updates of several operators are one
-        after_step: list[Instruction] = []  # the optimizer has a single step
+        after_step: list[int] = []  # the optimizer has a single step
         for step in self.arranged.steps:
             self.pieces = []
             if isinstance(step, SegmentPhase):
@@ -68,20 +87,20 @@ class DeviceWriter(Blocks):
             elif step not in self.arranged.absorbed:
                 instruction = self.flow.instructions[step]
                 if _uses_updates(instruction):
-                    after_step.append(instruction)
+                    after_step.append(step)
                     continue
-                self._single(instruction)
+                self._single(step)
             self.written.append(Written(step, self.pieces))
         self.pieces = []
         self.add("run.step()")
-        for instruction in after_step:
-            self._single(instruction)
+        for step in after_step:
+            self._single(step)
         self.written.append(Written(None, self.pieces))
 
     # Single instructions
 
-    def _single(self, instruction: Instruction) -> None:
-        match instruction:
+    def _single(self, place: int) -> None:
+        match instruction := self.flow.instructions[place]:
             case Run():
                 self._run(instruction)
             case Zeros():
@@ -90,7 +109,7 @@ class DeviceWriter(Blocks):
             case Slice() if self.for_update(instruction.target):
                 pass  # a view of a kept part
             case Slice():
-                self._define(instruction.target, self._sliced(self.use(instruction.source), instruction))
+                self._define(instruction.target, self._sliced(self.use(instruction.source), instruction, place))
             case Join():
                 self._join(instruction)
             case Add():
@@ -98,12 +117,16 @@ class DeviceWriter(Blocks):
             case Accumulate():
                 self._accumulate(instruction)
             case Collective():
-                self._collective(instruction)
+                self._collective(instruction, place)
             case Send():
-                self.add(f"run.send({self._sent(instruction.source)}, {mark('to', instruction.to)})")
+                self.add(f"run.send({self._sent(instruction.source)}, {self._rank('to', place)})")
             case Receive():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
-                self._define(instruction.target, f"run.receive({shape}, {mark('of', instruction.of)}{dtype})")
+                self._define(instruction.target, f"run.receive({shape}, {self._rank('of', place)}{dtype})")
+
+    def _rank(self, role: str, place: int) -> str:
+        """The rank to or of which an instruction moves something."""
+        return mark(role, *map(_other, self.flow.everywhere(place)))
 
     def _define(self, target: Register, text: str) -> None:
         self.add(f"{self.put(target)} = {text}")
@@ -173,7 +196,7 @@ class DeviceWriter(Blocks):
 
     # Parts of tensors, and collectives
 
-    def _sliced(self, text: str, instruction: Slice) -> str:
+    def _sliced(self, text: str, instruction: Slice, place: int) -> str:
         """The slice of a tensor where the target's box lies in the source's."""
         node = instruction.target.tensor.node
         known = self.flow.graph.atoms[node]
@@ -189,9 +212,9 @@ class DeviceWriter(Blocks):
                 sizes = [outer[a][1] - outer[a][0] for a in numbers]
                 text += f".unflatten({dim + shift}, {shape_text(sizes)})"
             for a in moved:
-                start, size = inner[a][0] - outer[a][0], inner[a][1] - inner[a][0]
+                starts = (_start(own, a) for own in self.flow.everywhere(place))
                 where = dim + shift + (a - numbers.start)
-                text += f".narrow({where}, {mark('start', start)}, {size})"
+                text += f".narrow({where}, {mark('start', *starts)}, {inner[a][1] - inner[a][0]})"
             if len(numbers) > 1:
                 undo.append((dim + shift, dim + shift + len(numbers) - 1))
                 shift += len(numbers) - 1
@@ -224,15 +247,14 @@ class DeviceWriter(Blocks):
         shapes = f"{shape_text(target.mask.sizes)}, {shape_text(self.shapes[target])}"
         self._define(target, f"join({shapes}, [{', '.join(parts)}])")
 
-    def _collective(self, collective: Collective) -> None:
+    def _collective(self, collective: Collective, place: int) -> None:
         target = collective.target
         known = self.flow.graph.atoms[target.tensor.node]
-        ranks = collective.group if collective.atoms else sorted(collective.group)
-        group = f"run.groups[⟨{','.join(map(str, ranks))}⟩]"
+        group = f"run.groups[⟨{','.join(map(str, group_of(collective)))}⟩]"
         source = "None" if collective.source is None else self._sent(collective.source)
         shape = shape_text(self.shapes[target])
         if collective.kind == "broadcast":
-            root = mark("of", collective.group[0])
+            root = self._rank("of", place)
             text = f"run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})"
             if collective.source == target:
                 self.add(text)
@@ -242,7 +264,7 @@ class DeviceWriter(Blocks):
         if not collective.atoms and not (self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source):
             source += ".clone()"  # in place, and autograd may need the input
         if collective.kind == "reduce":
-            text = f"run.reduce({source}, {mark('to', collective.group[0])}, {group})"
+            text = f"run.reduce({source}, {self._rank('to', place)}, {group})"
             if collective.source == target:
                 self.add(text)
             else:

@@ -2,20 +2,22 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ....formulation.spacetime.looped import Looped
-from ....formulation.spacetime.materialized import Collective, Materialized, Receive
-from ....formulation.spacetime.messages import joined
+from ....formulation.spacetime.mask import Addends
+from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Receive, Run
+from ....formulation.spacetime.messages import Message, joined
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import precision
 from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
-from ..common.rolled_lines import Line, Piece, rolled
+from ..common.rolled_lines import Line, Piece, of_rank, rolled
 from .data_flow import Flow
-from .device_statements import DeviceWriter
+from .device_statements import DeviceWriter, group_of
 from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
@@ -55,13 +57,17 @@ def emit(
     functions = Functions(used, form, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
     copies = Counter(op.mask(None).addends for op in losses)
-    flows = [Flow(program, d, graph) for d in range(len(program.devices))]
+    names, groups = families(_groups(program), len(program.devices))
     messages = joined(looped, form)
-    devices = [DeviceWriter(flow, functions, program.shapes, copies, messages) for flow in flows]
-    lines = [statements(looped, device.flow, device.lines()) for device in devices]
-    names, groups = families(_groups(lines), len(devices))
-    bodies = [rolled([_named(piece, names) for piece in pieces]) for pieces in lines]
-    texts, table = device_functions([device.arranged.segments for device in devices], bodies)
+    alike = partial(_alike, loss=pcg.loss, copies=copies, names=names, messages=messages)
+    first = looped.equal_ranks([alike(own) for own in program.devices])
+    ranks = {d: [rank for rank, other in enumerate(first) if other == d] for d in sorted({*first})}
+    flows = {d: Flow(program, d, graph, own) for d, own in ranks.items()}
+    writers = {d: DeviceWriter(flow, functions, program.shapes, copies, messages) for d, flow in flows.items()}
+    lines = {d: statements(looped, writer.flow, writer.lines()) for d, writer in writers.items()}
+    rolls = {d: rolled([_named(piece, names) for piece in pieces]) for d, pieces in lines.items()}
+    bodies = [[of_rank(piece, ranks[d].index(rank)) for piece in rolls[d]] for rank, d in enumerate(first)]
+    texts, table = device_functions([writers[d].arranged.segments for d in first], bodies)
     emission = SpaceTimeEmission(
         looped,
         form,
@@ -77,13 +83,13 @@ def emit(
     )
     constants = [
         *(_REDUCE_SCATTER if "reduce_scatter" in emission.collectives else ()),
-        f"RANKS = {len(devices)}",
+        f"RANKS = {len(bodies)}",
         f"BATCH = {pcg.batch}  # samples in a step",
         f"DTYPE = torch.{form.compute}",
         training.SEED_AND_STEPS,
         'OUTPUT = os.path.splitext(__file__)[0] + ".trained.pt"  # unless the command line says where',
     ]
-    text = program_text(emission, _docstring(summary, len(devices)), constants, FEATURES)
+    text = program_text(emission, _docstring(summary, len(bodies)), constants, FEATURES)
     return text if re.search(r"\bF\.", text) else text.replace("import torch.nn.functional as F\n", "")
 
 
@@ -96,10 +102,23 @@ def _fetches(program: Materialized) -> bool:
     )
 
 
-def _groups(lines: Sequence[Sequence[Piece]]) -> set[tuple[int, ...]]:
+def _groups(program: Materialized) -> set[tuple[int, ...]]:
     """The groups of ranks in statements."""
-    text = (part for pieces in lines for piece in pieces if isinstance(piece, Line) for part in piece.text)
-    return {tuple(map(int, found.split(","))) for part in text for found in _GROUP.findall(part)}
+    return {group_of(own) for device in program.devices for own in device if isinstance(own, Collective)}
+
+
+def _alike(
+    instructions: Sequence[Instruction],
+    loss: int,
+    copies: Mapping[Addends, int],
+    names: Mapping[tuple[int, ...], str],
+    messages: Mapping[int, tuple[Message, bool]],
+) -> tuple[Hashable, ...]:
+    """What equal ranks have alike if their statements are: names of groups, messages, and copies of the loss."""
+    transfers = (own for own in instructions if isinstance(own, Collective))
+    found: list[Hashable] = [(names[group_of(own)], messages.get(own.key)) for own in transfers]
+    runs = (own.op for own in instructions if isinstance(own, Run) and own.op.node == loss and own.op.is_forward)
+    return *found, *(copies[op.mask(None).addends] for op in runs)
 
 
 def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:

@@ -95,7 +95,10 @@ class Blocks(Registers):
         ]
         while texts and texts[-1] == "[]":
             texts.pop()
-        parts = [f"{name}=({mark(TEMPLATE if cut.of else 'm', cut.number)}, {cut.total})" for name, cut in code.parts]
+        parts = [
+            f"{name}=({mark(TEMPLATE if cut.of else 'm', *flow.numbers(op, cut))}, {cut.total})"
+            for name, op, cut in code.parts
+        ]
         options = [*texts, *parts, *(["swap=True"] if first.swapped and recorded else []), *weights]
         if recorded:
             options += self._copied(code, phase)

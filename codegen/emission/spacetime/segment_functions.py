@@ -69,7 +69,7 @@ class Code:
     weights: list[Weight] = field(default_factory=list)
     outs: list[Out] = field(default_factory=list)
     bases: tuple[tuple[str, int], ...] = ()  # the numbers that it is called with
-    parts: tuple[tuple[str, Cut], ...] = ()
+    parts: tuple[tuple[str, Op, Cut], ...] = ()  # the names of parts there, and of which operator they are
 
     @property
     def has_gradients(self) -> bool:
@@ -112,8 +112,8 @@ class Segments(FunctionWriter):
         text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
         text = re.sub(r", training=mesh.training\b", "", text)  # of batch norms: there is only training
         text = re.sub(r"\bmesh\.training\b", "True", text)
-        parts = {self._axis(op, cut): cut for op in self.segment.ops for cut in op.cuts}
-        self.code.parts = tuple((name, cut) for name, cut in parts.items() if re.search(rf"\bat\.{name}\b", text))
+        parts = {self._axis(op, cut): (op, cut) for op in self.segment.ops for cut in op.cuts}
+        self.code.parts = tuple((name, *of) for name, of in parts.items() if re.search(rf"\bat\.{name}\b", text))
         self.code.body, self.code.bases = _body(text)
         self.code.arguments = tuple(self.names[leaf] for leaf in (*self.code.values, *self.code.constants))
         return self.code

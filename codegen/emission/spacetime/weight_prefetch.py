@@ -23,13 +23,12 @@ def by_layer(looped: Looped) -> Looped:
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = np.argsort(order)
     steps, micros, target = looped.steps, looped.micros, np.array([earlier.get(s, s) for s in range(len(order))])
-    place = {pair: at for at, pair in enumerate(zip(steps.tolist(), micros.tolist(), strict=True))}
-    before = [
-        place[after, looped.micro(after, step, micro)]
-        for step, micro, after in zip(steps.tolist(), micros.tolist(), target[steps].tolist(), strict=True)
-    ]
+    key = steps * looped.count + micros
+    place = np.argsort(key)
+    after = target[steps] * looped.count + looped.micro(target[steps], steps, micros)
+    before = place[np.searchsorted(key[place], after)]
     stays = np.array([step not in earlier for step in range(len(order))])
-    moved = np.lexsort((steps, stays[steps], np.array(before)))
+    moved = np.lexsort((steps, stays[steps], before))
     return replace(
         looped,
         program=_renumbered(program, number.tolist()),
