@@ -40,7 +40,7 @@ Members: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> list[Hashable]:
     """By rank, what is equal for ranks that differ in their numbers alone; `micro`: the micro-batch of registers."""
     even: dict[object, bool] = {}
-    return [_Rank(own, micro, even).key() for own in program.devices]
+    return [_Rank(own, program, micro, even).key() for own in program.devices]
 
 
 def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
@@ -90,9 +90,14 @@ class _Rank:
     """
 
     def __init__(
-        self, instructions: Sequence[Instruction], micro: Mapping[Register, int | None], even: dict[object, bool]
+        self,
+        instructions: Sequence[Instruction],
+        program: Materialized,
+        micro: Mapping[Register, int | None],
+        even: dict[object, bool],
     ) -> None:
         self.instructions, self.micro, self.even = instructions, micro, even
+        self.writes = program.tasks.writes
         self.registers: dict[Register, int] = {}
         self.ops: dict[Op, int] = {}
         self.groups: dict[tuple[str, int], int] = {}
@@ -177,7 +182,7 @@ class _Rank:
         return number if len(self.numbers.get((label, count, parts), (0, 0))) > 1 else None
 
     def _written(self, op: Op) -> Hashable:
-        return tuple((w.tensor, w.via, self._part(w.tensor, w.mask)) for w in op.writes)
+        return tuple((w.tensor, w.via, self._part(w.tensor, w.mask)) for w in self.writes[op])
 
 
 def _relative(box: Box, to: Box) -> Box:

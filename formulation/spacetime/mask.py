@@ -150,3 +150,10 @@ class VTensor:
     tensor: PTensor
     mask: Mask
     via: tuple[int, int] | None = None
+    _hash: int = field(init=False, compare=False, repr=False)  # kept, since it is looked up often
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.tensor, self.mask, self.via)))
+
+    def __hash__(self) -> int:
+        return self._hash

@@ -25,7 +25,7 @@ from .materialized import Materialized, Register
 from .op import Op, Phase
 from .order import Completed, ordered
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
-from .tasks import Need, reads_of
+from .tasks import Need
 from .transfers import Transfers
 
 COMMUNICATION = ("p2p", "intra", "rvd")
@@ -47,7 +47,7 @@ def materialize(
     order, ends = synchronized(completed)
     graph = completed.tasks.graph
     builder = EventBuilder(graph, _together(order, ends))
-    written = Written(order, builder)
+    written = Written(order, completed.tasks.writes, builder)
     item = partial(item_bytes, graph.pcg, of=precision(dtype))
     transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
@@ -127,7 +127,7 @@ class _Wanted:
 
     def __init__(self, completed: Completed, order: Sequence[Op], written: Written) -> None:
         self.completed, self.written = completed, written
-        self.reads = reads_of(order)
+        self.reads = completed.tasks.reads
         self.of: dict[tuple[Op, VTensor], Demand] = {}
         self.groups: dict[Hashable, list[Demand]] = defaultdict(list)
         self._known: dict[tuple[int, VTensor], Demand] = {}

@@ -103,7 +103,7 @@ class Op:
     @property
     def device(self) -> int | None:
         """Its rank; derived operators run on the device of their forward operator."""
-        return self._device if self.forward is None else self.forward.device
+        return self._device if self.forward is None else self.forward._device
 
     @device.setter
     def device(self, rank: int) -> None:

@@ -65,11 +65,9 @@ class Supply:
 class Written:
     """The vTensors that tasks write, by whom and when, and the registers of those that are read."""
 
-    def __init__(self, order: Sequence[Op], builder: EventBuilder) -> None:
-        self.builder = builder
+    def __init__(self, order: Sequence[Op], writes: Mapping[Op, tuple[VTensor, ...]], builder: EventBuilder) -> None:
+        self.builder, self.writes = builder, writes
         self.at = {op: place for place, op in enumerate(order)}
-        known: dict[VTensor, VTensor] = {}  # interned: they are compared often
-        self.writes = {op: tuple(known.setdefault(w, w) for w in op.writes) for op in order}
         self.by_op = {(op, w.tensor, w.via): w for op in order for w in self.writes[op]}
         self._writers: dict[VTensor, dict[int, Op]] = defaultdict(dict)
         for op in order:

@@ -4,9 +4,11 @@ A need lists alternative producers: replicas write the same vTensor. Parts that 
 and unassigned operators are reported as problems.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...model.graph.layout import P, dual
@@ -21,7 +23,7 @@ from .site import Site, told
 Via: TypeAlias = "tuple[int, int] | None"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Need:
     """A task needs one part of a tensor from any one of `producers`.
 
@@ -35,7 +37,7 @@ class Need:
     box: Box = ()
     addends: Addends = ALL
     via: Via = None
-    read: VTensor | None = field(default=None, compare=False)
+    read: VTensor | None = None
 
     def __str__(self) -> str:
         what = {VALUE: "{}", GRADIENT: "the gradient of {}", SAVED: "what it keeps of {}"}
@@ -46,10 +48,15 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """All tasks of a plan with needs and orders. `problems`: why it cannot run; needs are then incomplete."""
+    """All tasks of a plan with needs and orders. `problems`: why it cannot run; needs are then incomplete.
+
+    `reads` and `writes`: the vTensors of every task (`reads_of`, `Op.writes`); equal ones are one object.
+    """
 
     graph: Graph
     ops: tuple[Op, ...]
+    reads: Mapping[Op, tuple[VTensor, ...]]
+    writes: Mapping[Op, tuple[VTensor, ...]]
     needs: tuple[Need, ...]
     orders: tuple[Order, ...]
     problems: tuple[str, ...]
@@ -85,10 +92,13 @@ def tasks(graph: Graph) -> Tasks:
     keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
     ops = (*stores, *computing, *updates, *keeps)
     needs: list[Need] = []
+    known: dict[VTensor, VTensor] = {}  # they are compared often
+    reads = {op: tuple(known.setdefault(read, read) for read in own) for op, own in reads_of(ops).items()}
+    writes = {op: tuple(known.setdefault(written, written) for written in op.writes) for op in ops}
     if not problems:
-        needs, problems = _needs(graph, ops, reached)
+        needs, problems = _needs(_Writers(graph.pcg, writes, reached), reads)
     orders = tuple(map(_current, graph.orders))
-    return Tasks(graph, ops, tuple(needs), orders, tuple(problems))
+    return Tasks(graph, ops, reads, writes, tuple(needs), orders, tuple(problems))
 
 
 def _current(order: Order) -> Order:
@@ -186,13 +196,12 @@ def stored_boxes(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]
 # Needs
 
 
-def _needs(graph: Graph, ops: Sequence[Op], reached: frozenset[int]) -> tuple[list[Need], list[str]]:
-    writers = _Writers(graph.pcg, ops, reached)
+def _needs(writers: _Writers, reads: Mapping[Op, tuple[VTensor, ...]]) -> tuple[list[Need], list[str]]:
     needs: list[Need] = []
     problems: list[str] = []
-    for op, reads in reads_of(ops).items():
+    for op, own in reads.items():
         needs += _saved(op)
-        for read in dict.fromkeys(reads):  # an operator may read a tensor twice, as x * x does
+        for read in dict.fromkeys(own):  # an operator may read a tensor twice, as x * x does
             found, lacking = writers.of(op, read)
             needs += found
             problems += lacking
@@ -238,11 +247,11 @@ def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> I
 class _Writers:
     """The writers of every part of every tensor."""
 
-    def __init__(self, pcg: PCG, ops: Sequence[Op], reached: frozenset[int]) -> None:
+    def __init__(self, pcg: PCG, writes: Mapping[Op, tuple[VTensor, ...]], reached: frozenset[int]) -> None:
         self.pcg = pcg
         self.found: dict[tuple[PTensor, Via], dict[Box, dict[Addends, list[Op]]]] = defaultdict(dict)
-        for op in ops:
-            for written in op.writes:
+        for op, own in writes.items():
+            for written in own:
                 by_box = self.found[written.tensor, written.via]
                 by_box.setdefault(written.mask.box, {}).setdefault(written.mask.addends, []).append(op)
         self.vias: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 import partita
-from partita import in_order, micro_batches, one_f_one_b, op_assign, op_trans, split, stages
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.report.spacetime_trace import timeline
-from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.looped import Looped
 from partita.model.capture.load import import_file
 from partita.model.zoo import build

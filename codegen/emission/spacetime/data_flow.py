@@ -55,7 +55,9 @@ def layer(op: Op) -> str:
     return op.layer or op.of.path
 
 
-def _own_copies(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction, ...], list[int]]:
+def _own_copies(
+    instructions: Sequence[Instruction], written: Mapping[Op, tuple[VTensor, ...]]
+) -> tuple[tuple[Instruction, ...], list[int]]:
     """The instructions, but if several micro-batches compute the same value here each operator reads its own copy.
 
     Also their places before operators without inputs were moved.
@@ -73,15 +75,15 @@ def _own_copies(instructions: Sequence[Instruction]) -> tuple[tuple[Instruction,
             if register in makers:
                 before, position = makers[register]
                 earlier = _run(result[before]).op
-                copies = made[earlier.phase, earlier.writes[position]]
+                copies = made[earlier.phase, written[earlier][position]]
                 if len(copies) > 1:
                     near = [len(own.intersection(labels(forward_of(_run(result[p]).op)))) for p, _ in copies]
                     best = max(range(len(copies)), key=lambda k: (near[k], copies[k] == (before, position)))
                     register = _written(result, *copies[best])
             sources.append(register)
         result[place] = replace(run, reads=tuple(sources))
-        for position, (written, target) in enumerate(zip(run.op.writes, run.writes, strict=True)):
-            made[run.op.phase, written].append((place, position))
+        for position, (own_part, target) in enumerate(zip(written[run.op], run.writes, strict=True)):
+            made[run.op.phase, own_part].append((place, position))
             if target is not None:
                 makers[target] = place, position
     return tuple(result), before_moving
@@ -129,7 +131,7 @@ class Flow:
     def __init__(self, program: Materialized, device: int, graph: Graph, ranks: Sequence[int] = ()) -> None:
         self.program, self.graph, self.device, self.ranks = program, graph, device, ranks or (device,)
         self.pcg: PCG = self.graph.pcg
-        self.instructions, self.places = _own_copies(program.devices[device])
+        self.instructions, self.places = _own_copies(program.devices[device], program.tasks.writes)
         self.writers: dict[Register, list[int]] = defaultdict(list)
         self.readers: dict[Register, list[int]] = defaultdict(list)
         self.run: dict[tuple[Op, Phase], int] = {}  # by forward operator
@@ -205,7 +207,7 @@ class Flow:
         for op, phase in self.run:
             run = self.of(op, phase)
             if phase in (Phase.BACKWARD, Phase.WEIGHT) and run is not None:
-                for written, register in zip(run.op.writes, run.writes, strict=True):
+                for written, register in zip(self.program.tasks.writes[run.op], run.writes, strict=True):
                     if register is not None and self.readers[register] and written.via is not None:
                         found[op, written.via[1]] = register
         return found
