@@ -14,6 +14,7 @@ BENCHES = {
     "checkpoints": "Training that stops, is killed, and goes on under other plans: losses, memory and time.",
     "coverage": "How many rules of given files follow from the generated ones.",
     "derived": "Rules with parallel operators, derived from the layouts and moves among which the search chooses.",
+    "folding": "Hand-written plans of growing micro-batches, layers and ranks: built, predicted and emitted.",
     "forced": "Plans forced by flags against the free search: none may be below its bound.",
     "generation": "Rules generated and proved, step by step, timed.",
     "initial": "What ranks begin with, beside the weights of the module's constructor, for many architectures.",

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...formulation.spacetime.graph import Graph
-from ...formulation.spacetime.looped import Irregular, Looped
+from ...formulation.spacetime.looped import Looped
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.predict import Prediction, predict
 from ...formulation.spacetime.tasks import ranks
 from ...model.errors import PartitaError
-from ...model.garbage_collection import seldom_collected
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
 from ...model.initial_values import InitialValues
@@ -25,7 +24,7 @@ from ...model.training import dtype_name
 from .delegation import call
 from .over_memory import does_not_fit
 from .spacetime_file import text_of
-from .spacetime_program import Programs
+from .spacetime_program import Programs, emitted, one_by_one
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,8 +99,7 @@ class SpaceTimePlan:
     @cached_property
     def prediction(self) -> Prediction:
         """Predicted times of tasks and transfers, and memory."""
-        with seldom_collected():
-            return predict(self.looped, self.machine, self.dtype, self.optimizer)
+        return predict(self.looped, self.machine, self.dtype, self.optimizer)
 
     def beginning_with(self, initial: InitialValues | None) -> SpaceTimePlan:
         """The plan with these initial values of weights."""
@@ -137,23 +135,14 @@ class SpaceTimePlan:
                 f"tasks         {found['tasks']}",
                 f"step          {found['step_ns'] / 1e6:.3f} ms predicted, devices idle {found['bubble']:.1%} of it",
                 f"memory        {found['memory_bytes'] / 2**20:.1f} MiB on the fullest device{room}",
+                *([one_by_one(self.looped.irregular)] if self.looped.irregular else []),
             )
         )
 
-    @seldom_collected()
     def source(self) -> str:
         """The program's source text, deterministic."""
-        options = {
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "summary": str(self).splitlines(),
-            "initial": self.initial,
-        }
-        try:
-            return str(call("emit_space_time", self.looped, **options))
-        except Irregular:
-            assert self.expanded is not None, "only a loop can be irregular"
-            return str(call("emit_space_time", self.expanded(), **options))
+        options = {"dtype": self.dtype, "optimizer": self.optimizer, "initial": self.initial}
+        return emitted(self.looped, self.expanded, str(self).splitlines(), options)
 
     def emit(self, path: Path | str) -> None:
         """Write the program, which needs only torch."""
@@ -185,7 +174,6 @@ class SpaceTimePlan:
         return result
 
 
-@seldom_collected()
 def space_time(
     graph: Graph,
     machine: Machine | None = None,

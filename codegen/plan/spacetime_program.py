@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...formulation.spacetime.graph import Graph
-from ...formulation.spacetime.loop import expanded, loop_of, template
-from ...formulation.spacetime.looped import Irregular, Looped, looped, once
+from ...formulation.spacetime.loop import Irregular, expanded, loop_of, template
+from ...formulation.spacetime.looped import Looped, looped, once
 from ...formulation.spacetime.materialize import materialize
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.order import Completed
 from ...formulation.spacetime.tasks import tasks
+from ...model.garbage_collection import seldom_collected
 from ...model.machine.machine import Machine
+from .delegation import call
+
+
+def one_by_one(reason: str) -> str:
+    """The line of a plan whose micro-batches have operators of their own."""
+    return f"micro-batches one by one, since they differ in more than their number: {reason}"
+
+
+@seldom_collected()
+def emitted(
+    looped: Looped, expanded: Callable[[], Looped] | None, summary: Sequence[str], options: Mapping[str, Any]
+) -> str:
+    """The text of a program; `expanded` makes that of micro-batches one by one, where a loop has no text."""
+    try:
+        return str(call("emit_space_time", looped, summary=summary, **options))
+    except Irregular as error:
+        assert expanded is not None, "only a loop can be irregular"
+        return str(call("emit_space_time", expanded(), summary=[*summary, one_by_one(str(error))], **options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +44,15 @@ class Programs:
     communication: str
     dtype: str
 
+    @seldom_collected()
     def of(self, graph: Graph) -> Looped:
         """The program of all micro-batches; a loop whose micro-batches are not alike is expanded."""
         loop = loop_of(graph)
-        small = template(graph, loop) if loop else None
-        if small is not None:
-            try:
-                return looped(*self._materialized(small.graph), small)
-            except Irregular:
-                pass  # what they are alike in does not suffice: each has its own operators
-        return self.expanded(graph)
+        try:
+            small = template(graph, loop) if loop else None
+            return self.expanded(graph) if small is None else looped(*self._materialized(small.graph), small)
+        except Irregular as error:  # what they are alike in does not suffice: each has its own operators
+            return replace(self.expanded(graph), irregular=str(error))
 
     def expanded(self, graph: Graph) -> Looped:
         """The program with operators for every micro-batch."""

@@ -22,6 +22,10 @@ SHOWN = 3
 """Micro-batches of a template: the first, one between, the last."""
 
 
+class Irregular(Exception):  # noqa: N818
+    """Micro-batches differ in more than their number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The micro-batches of a plan: the label of the transformation that made them, and their number."""
@@ -84,14 +88,23 @@ def expanded(graph: Graph, loop: Loop) -> Graph:
 def template(graph: Graph, loop: Loop) -> Template | None:
     """The plan with the first micro-batch, one between and the last.
 
-    None if it has no others, some have other sizes, several schedules, one of other parts, or orders of operators that
-    became micro-batches later.
+    None if it has no others. Raises Irregular if some have other sizes, for several schedules or one of other parts,
+    and for orders of operators that became micro-batches later.
     """
+    if loop.count <= SHOWN:
+        return None
+    unlike = next((op for op in graph.forward if not op.alike), None)
+    if unlike is not None:
+        raise Irregular(f"those of {unlike.name} have unlike sizes")
     ordered = (now for order in graph.orders for op in (*order.first, *order.second) for now in op.current)
-    if loop.count <= SHOWN or any(op.loop is not None for op in ordered) or not all(op.alike for op in graph.forward):
-        return None
-    if len(graph.schedules) > 1 or any(schedule.label != loop.label for schedule in graph.schedules):
-        return None
+    later = next((op for op in ordered if op.loop is not None), None)
+    if later is not None:
+        raise Irregular(f"{later.name} was ordered before it became micro-batches")
+    if len(graph.schedules) > 1:
+        raise Irregular("several schedules order them")
+    other = next((schedule.label for schedule in graph.schedules if schedule.label != loop.label), None)
+    if other is not None:
+        raise Irregular(f"the schedule orders the parts {other!r} instead")
     made, stage = _with(graph, loop, loop.shown)
     return Template(made, loop, graph.schedules[0].orders if graph.schedules else (), stage)
 

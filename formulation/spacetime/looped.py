@@ -28,7 +28,7 @@ from ...model.graph.pcg import PCG
 from ..strategies.row import Row
 from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
-from .loop import Loop, Template, micro_of
+from .loop import Irregular, Loop, Template, micro_of
 from .materialize import UNIT, ended_after
 from .materialized import Accumulate, Instruction, Materialized, Register, Run, reads, writes
 from .op import Op, Phase
@@ -41,16 +41,13 @@ _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
 Numbers: TypeAlias = NDArray[np.int64]
 
 
-class Irregular(Exception):  # noqa: N818
-    """Micro-batches differ in more than their number."""
-
-
 @dataclass(frozen=True)
 class Looped:
     """The events of a program in one total order that respects the dependencies.
 
     `steps`: the template's event; `micros`: for which micro-batch it is (0 for those that run once); `of`: the number
     of the micro-batch in the template by event, None for those that run once; `register`: the same of registers.
+    `irregular`: why the micro-batches of a loop have operators of their own; empty without such a loop.
     """
 
     program: Materialized
@@ -59,6 +56,7 @@ class Looped:
     micros: NDArray[np.int64]
     of: Sequence[int | None] = ()
     register: dict[Register, int | None] = field(default_factory=dict)
+    irregular: str = ""
 
     @cached_property
     def events(self) -> list[list[tuple[int, int]]]:

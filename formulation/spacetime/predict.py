@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...model.errors import PartitaError
+from ...model.garbage_collection import seldom_collected
 from ...model.machine.machine import Machine
 from .lifetimes import Lifetimes, Span, lifetimes
 from .looped import Looped, once
@@ -193,6 +194,7 @@ class Prediction:
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
+@seldom_collected()
 def predict(
     program: Materialized | Looped, machine: Machine, dtype: str = "float32", optimizer: str = "adamw"
 ) -> Prediction:

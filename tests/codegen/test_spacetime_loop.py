@@ -28,7 +28,7 @@ from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.report.spacetime_trace import timeline
 from partita.formulation.pipeline.orders import Slot
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.loop import Loop, expanded, loop_of, template
+from partita.formulation.spacetime.loop import Irregular, Loop, expanded, loop_of, template
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.order import PlanConflict
 from partita.formulation.spacetime.peak import alive
@@ -197,6 +197,7 @@ def test_micro_batches_of_unlike_sizes_are_expanded() -> None:
 
     a, b = (planned(write, cut, 20) for cut in (micro_batches, each))
     assert a.looped.loop is None
+    assert "forward (batch 1/2, micro 1 to 4) have unlike sizes" in str(a)
     alike(a, b)
 
 
@@ -241,7 +242,8 @@ def test_a_schedule_of_other_parts_than_micro_batches() -> None:
     alike(*(planned(write, cut, 6) for cut in (micro_batches, each)))
     graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=12)
     write(graph, micro_batches, 4)
-    assert template(graph, Loop("micro", 4)) is None
+    with pytest.raises(Irregular, match="parts 'third' instead"):
+        template(graph, Loop("micro", 4))
 
 
 def test_reloads_among_other_micro_batches_are_expanded() -> None:
@@ -308,6 +310,7 @@ def test_micro_batches_in_another_order_are_expanded() -> None:
 
     found = planned(write, micro_batches, 10)
     assert found.looped.loop is None
+    assert "since they differ in more than their number: device 0 does not run" in str(found)
     alike(found, planned(write, each, 10))
 
 

@@ -24,6 +24,7 @@ from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
 from ..common.rolled_lines import Piece, mark
 from ..common.text import shape_text
+from .program_tables import group_of
 from .segment_calls import Blocks
 from .segment_functions import sum_of
 from .segments import SegmentPhase
@@ -34,11 +35,6 @@ def _uses_updates(instruction: Instruction) -> bool:
     if isinstance(instruction, Run):
         return instruction.op.phase is Phase.KEEP
     return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
-
-
-def group_of(collective: Collective) -> tuple[int, ...]:
-    """The ranks of a collective; in their order only where it matters."""
-    return collective.group if collective.atoms else tuple(sorted(collective.group))
 
 
 def _other(instruction: Instruction) -> int:

@@ -2,14 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from ....formulation.spacetime.looped import Looped
-from ....formulation.spacetime.mask import Addends
-from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Receive, Run
-from ....formulation.spacetime.messages import Message, joined
+from ....formulation.spacetime.materialized import Collective, Materialized, Receive
+from ....formulation.spacetime.messages import joined
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import precision
 from ..common import training
@@ -17,12 +16,12 @@ from ..common.conversions import Used
 from ..common.features import program_text
 from ..common.rolled_lines import Line, Piece, of_rank, rolled
 from .data_flow import Flow
-from .device_statements import DeviceWriter, group_of
+from .device_statements import DeviceWriter
 from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .loop_statements import check_loss, statements
-from .program_tables import families
+from .program_tables import differing, families, groups_of
 from .supported import check_supported
 from .weight_prefetch import by_layer
 
@@ -57,9 +56,9 @@ def emit(
     functions = Functions(used, form, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
     copies = Counter(op.mask(None).addends for op in losses)
-    names, groups = families(_groups(program), len(program.devices))
+    names, groups = families(groups_of(program), len(program.devices))
     messages = joined(looped, form)
-    alike = partial(_alike, loss=pcg.loss, copies=copies, names=names, messages=messages)
+    alike = partial(differing, loss=pcg.loss, copies=copies, names=names, messages=messages)
     first = looped.equal_ranks([alike(own) for own in program.devices])
     ranks = {d: [rank for rank, other in enumerate(first) if other == d] for d in sorted({*first})}
     flows = {d: Flow(program, d, graph, own) for d, own in ranks.items()}
@@ -100,25 +99,6 @@ def _fetches(program: Materialized) -> bool:
         for device in program.devices
         for i in device
     )
-
-
-def _groups(program: Materialized) -> set[tuple[int, ...]]:
-    """The groups of ranks in statements."""
-    return {group_of(own) for device in program.devices for own in device if isinstance(own, Collective)}
-
-
-def _alike(
-    instructions: Sequence[Instruction],
-    loss: int,
-    copies: Mapping[Addends, int],
-    names: Mapping[tuple[int, ...], str],
-    messages: Mapping[int, tuple[Message, bool]],
-) -> tuple[Hashable, ...]:
-    """What equal ranks have alike if their statements are: names of groups, messages, and copies of the loss."""
-    transfers = (own for own in instructions if isinstance(own, Collective))
-    found: list[Hashable] = [(names[group_of(own)], messages.get(own.key)) for own in transfers]
-    runs = (own.op for own in instructions if isinstance(own, Run) and own.op.node == loss and own.op.is_forward)
-    return *found, *(copies[op.mask(None).addends] for op in runs)
 
 
 def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:

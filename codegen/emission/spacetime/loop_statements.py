@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ....formulation.spacetime.loop import Loop
-from ....formulation.spacetime.looped import Irregular, Looped
+from ....formulation.spacetime.loop import Irregular, Loop
+from ....formulation.spacetime.looped import Looped
 from ..common.rolled_lines import Line, Number, Piece, mapped
 from .data_flow import TEMPLATE, Flow
 from .device_statements import Written

@@ -1,11 +1,12 @@
 """Tables of the emitted program: which rank keeps and updates which part of a weight, and groups of ranks."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from ....formulation.spacetime.mask import Box, meet
-from ....formulation.spacetime.materialized import Materialized
+from ....formulation.spacetime.mask import Addends, Box, meet
+from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Run
+from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
@@ -73,6 +74,30 @@ def names_text(names: Sequence[str]) -> str:
             each = ", ".join(f'"{end[1:]}"' for end in ends)
             return f'[f"{split[0][0]}{{i}}.{{name}}" {over} for name in ({each})]'
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def group_of(collective: Collective) -> tuple[int, ...]:
+    """The ranks of a collective; in their order only where it matters."""
+    return collective.group if collective.atoms else tuple(sorted(collective.group))
+
+
+def groups_of(program: Materialized) -> set[tuple[int, ...]]:
+    """The groups of ranks in statements."""
+    return {group_of(own) for device in program.devices for own in device if isinstance(own, Collective)}
+
+
+def differing(
+    instructions: Sequence[Instruction],
+    loss: int,
+    copies: Mapping[Addends, int],
+    names: Mapping[tuple[int, ...], str],
+    messages: Mapping[int, tuple[Message, bool]],
+) -> tuple[Hashable, ...]:
+    """What equal ranks must have alike for their statements to be: names of groups, messages, copies of the loss."""
+    transfers = (own for own in instructions if isinstance(own, Collective))
+    found: list[Hashable] = [(names[group_of(own)], messages.get(own.key)) for own in transfers]
+    runs = (own.op for own in instructions if isinstance(own, Run) and own.op.node == loss and own.op.is_forward)
+    return *found, *(copies[op.mask(None).addends] for op in runs)
 
 
 def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[int, ...], str], list[str]]:
