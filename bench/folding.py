@@ -1,7 +1,7 @@
 """Hand-written plans of growing micro-batches, layers and ranks: built, predicted and emitted; time and memory.
 
-GPT-3 and LLaMA in stages of tensor-parallel ranks, 1F1B, with loops of micro-batches. `built_s` is validation, order and
-communication, `predicted_s` the simulated step, `emitted_s` the program's text: CPU time. Capturing the model and
+GPT-3 and LLaMA in stages of tensor-parallel ranks, 1F1B, with loops of micro-batches. `built_s` is validation, order
+and communication, `predicted_s` the simulated step, `emitted_s` the program's text: CPU time. Capturing the model and
 writing the plan are `written_s`. `distinct`: classes of equal ranks. `gb` is the largest memory so far: run one case
 alone, with `--only`, for its own.
 """

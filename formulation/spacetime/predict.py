@@ -214,8 +214,14 @@ def predict(
     timeline = _Timeline(given, moves, living)
     times, streams = timeline.run(), timeline.streams()
     memory = {device: _usage(given, device, times[device], alive) for device, alive in living.items()}
-    times, memory, living, streams = (tuple(map(x.__getitem__, first)) for x in (times, memory, living, streams))
-    return Prediction(given, machine, times, memory, living, streams)
+    return Prediction(
+        given,
+        machine,
+        times=tuple(times[device] for device in first),
+        memory=tuple(memory[device] for device in first),
+        living=tuple(living[device] for device in first),
+        streams=tuple(streams[device] for device in first),
+    )
 
 
 # Time

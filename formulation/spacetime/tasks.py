@@ -98,7 +98,7 @@ def tasks(graph: Graph) -> Tasks:
     if not problems:
         needs, problems = _needs(_Writers(graph.pcg, writes, reached), reads)
     orders = tuple(map(_current, graph.orders))
-    return Tasks(graph, ops, reads, writes, tuple(needs), orders, tuple(problems))
+    return Tasks(graph, ops, reads, writes, needs=tuple(needs), orders=orders, problems=tuple(problems))
 
 
 def _current(order: Order) -> Order:
