@@ -2,12 +2,11 @@
 
 Both forms of one plan run in the same gloo ranks in turn, every rank a node of its own on an emulated network, where
 the links are the limit, and on this computer's loopback. Predictions are the plans' own prices on a machine whose links
-have the emulated rate. Four numbers of that machine are measured by the same ranks beforehand: its device is the
+have the emulated rate. Three numbers of that machine are measured by the same ranks beforehand: its device is the
 preset cpu's, slowed by one factor, that of the step of the same model on one rank's samples without communication,
 while as many ranks do the same on the same cores; its latency is what an all-reduce of a weight takes beyond its bytes,
 the mean over the weights of the model, divided by the messages that gloo sends one after the other; its hidden share is
-that of an all-reduce beside products that take as long, since the cores carry the emulated links, too; its wait, what
-an all-reduce takes more after such products, which ranks that share cores do not end at once.
+that of an all-reduce beside products that take as long, since the cores carry the emulated links, too.
 
 `gain` is what overlapping saves, in seconds of a step; `share`, the measured gain by the predicted one; `ratio` and
 `waiting_ratio`, predicted by measured steps. Times are medians of three runs, on loopback of five. What cannot be run
@@ -31,7 +30,7 @@ from .cases import Row, Tell, measured
 from .emulated import Emulation, emulated, run_ranks
 from .known_plans import DATA, GATHERED_AGAIN, planned
 from .network import described
-from .step_times import Job, read_alone, read_beside, read_reduction, read_times, spread
+from .step_times import Job, read_alone, read_hidden_share, read_reduction, read_times, spread
 
 WITHIN = 0.15
 NOTICEABLE = 0.02
@@ -111,16 +110,16 @@ def _times(case: Case) -> Row:
         waiting, overlapped = (each["seconds"] for each in read_times(folder))
         before = None
         if emulation is not None:
-            before = read_alone(folder) * 1e9, read_reduction(folder) * 1e9, *read_beside(folder)
+            before = read_alone(folder) * 1e9, read_reduction(folder) * 1e9, read_hidden_share(folder)
     row: Row = {
         "waiting": median(waiting),
         "overlapped": median(overlapped),
         "spread": max(spread(waiting), spread(overlapped)),
     }
     if before is not None:
-        step_ns, reduction_ns, hidden, waited_ns = before
+        step_ns, reduction_ns, hidden = before
         latency_ns = latency_of(machine, reduction_ns, _mean_bytes(alone))
-        machine = with_delays(slowed(machine, step_ns / plan_price(alone).objective_ns), latency_ns, waited_ns)
+        machine = with_latency(slowed(machine, step_ns / plan_price(alone).objective_ns), latency_ns)
         machine = replace(machine, hidden_share=hidden)
         row |= _predicted(case, plans, machine)
         row |= compared(row)
@@ -174,13 +173,9 @@ def _mean_bytes(plan: Plan) -> float:
     return mean(node.numel * ITEMSIZE[node.dtype] for node in weights)
 
 
-def with_delays(machine: Machine, latency_ns: float, waited_ns: float) -> Machine:
-    """The machine with this latency of all links, and ns that a collective over all nodes waits for late ranks."""
-    wait_ns = waited_ns / max(machine.levels[0].size - 1, 1)
-    return replace(
-        machine,
-        levels=tuple(replace(level, latency_ns=latency_ns, wait_ns=wait_ns) for level in machine.levels),
-    )
+def with_latency(machine: Machine, latency_ns: float) -> Machine:
+    """The machine with this latency of all links."""
+    return replace(machine, levels=tuple(replace(level, latency_ns=latency_ns) for level in machine.levels))
 
 
 def _predicted(case: Case, plans: Sequence[Plan], machine: Machine) -> Row:

@@ -88,9 +88,10 @@ def read_reduction(folder: Path) -> float:
     return float((folder / REDUCTION).read_text())
 
 
-def read_beside(folder: Path) -> tuple[float, float]:
-    """The share of an all-reduce that products beside it hide, and ns that one after products waits for late ranks."""
-    return beside([json.loads((folder / BESIDE).read_text())])
+def read_hidden_share(folder: Path) -> float:
+    """The share of an all-reduce that products beside it hide."""
+    share, _ = beside([json.loads((folder / BESIDE).read_text())])
+    return share
 
 
 def spread(seconds: Sequence[float]) -> float:

@@ -9,10 +9,9 @@ import pytest
 from partita.bench import bench
 from partita.bench import overlap as overlap_bench
 from partita.bench.emulated import Emulation
-from partita.bench.known_plans import DATA, GATHERED_AGAIN, planned
+from partita.bench.known_plans import DATA, planned
 from partita.bench.network import described
-from partita.bench.overlap import CASES, Case, compared, hops, latency_of, measure, slowed, totals, with_delays
-from partita.codegen.pricing.plan_price import plan_price
+from partita.bench.overlap import CASES, Case, compared, hops, latency_of, measure, slowed, totals, with_latency
 from partita.formulation.placement.placement import of_rows
 from partita.formulation.reduction.cost import program_price
 from partita.formulation.reduction.program import Reduction, flat
@@ -71,24 +70,15 @@ def test_latency_is_what_a_reduction_takes_beyond_its_bytes(size_bytes: int) -> 
     network = described(Emulation((6, 1), (50e6,)))
     axis = Reduction(of_rows([network.hierarchy]), (0,))
     latency_ns = latency_of(network, 1e8, size_bytes)
-    priced = program_price(with_delays(network, latency_ns, 0.0), axis, flat(axis.sizes))
+    priced = program_price(with_latency(network, latency_ns), axis, flat(axis.sizes))
     assert 0 < latency_ns < 1e8 / hops(6) and priced.ns(size_bytes) == pytest.approx(1e8, rel=0.01)
     assert latency_of(network, 1e5, 100_000) == 0  # faster than its bytes
-
-
-def test_gathers_that_kernels_wait_for_also_wait_for_late_ranks() -> None:
-    network = described(Emulation((4, 1), (50e6,)))
-    machines = [with_delays(network, 0.0, waited_ns) for waited_ns in (0.0, 3e6)]
-    plans = [planned("gpt, tiny", GATHERED_AGAIN, machine, 4, overlap=False) for machine in machines]
-    on_time, late = (plan_price(plan).objective_ns for plan in plans)
-    assert plans[0].choices == plans[1].choices
-    assert late - on_time > 10 * 3e6
 
 
 @pytest.mark.parametrize(("latency_ns", "least"), [(1.0, 1_000_000), (1e5, 3_300_000), (1e9, 25_000_000)])
 def test_buckets_grow_with_latency(latency_ns: float, least: int) -> None:
     """As the preset has it: 6 hops of 1e5 ns are a tenth of what 3.2 MB take at 1.5 / 0.8 ns a byte, and a launch."""
-    machine = with_delays(Machine.load("cpu", nodes=4), latency_ns, 0.0)
+    machine = with_latency(Machine.load("cpu", nodes=4), latency_ns)
     assert f"LEAST = {least:_} " in planned("gpt, tiny", DATA, machine, 4).emit()
 
 
