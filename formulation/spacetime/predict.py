@@ -523,8 +523,9 @@ def _changes(looped: Looped, device: int, times: Times, living: Lifetimes) -> _C
     none = np.zeros(0, dtype=np.int64)
     first, last, size = (np.concatenate(x) if x else none for x in (firsts, lasts, sizes))
     allocation = np.arange(len(first))
-    ns = np.concatenate((times.reached[first], times.ends[last]))
-    place, frees = np.concatenate((first, last)), np.repeat((0, 1), len(first))
+    begins = np.minimum(times.reached[first], times.starts[first])  # weights travel before the device gets to them
+    ns = np.concatenate((begins, times.ends[last]))
+    place, frees = np.concatenate((np.minimum(first, last), last)), np.repeat((0, 1), len(first))
     size, allocation = np.concatenate((size, -size)), np.concatenate((allocation, allocation))
     order = np.lexsort((allocation, size, frees, place, ns))
     return _Changes(ns[order], size[order], frees[order], allocation[order], numbers, micros)

@@ -90,7 +90,7 @@ def test_accepted(value: type, given: dict[str, Any]) -> None:
         (lambda: SearchSpace(mesh=(8, 1)), "splits nothing"),
         (lambda: SearchSpace(mesh=(2, 2)).check_devices(8), "4 ranks.*8 devices"),
         (lambda: SearchSpace(mesh=(2, 2), stages=4).check_devices(8), "4 ranks in each of 4 stages.*8 devices"),
-        (lambda: SearchSpace(recompute="some"), "auto, none, full, selective"),
+        (lambda: SearchSpace(recompute="some"), "auto, all, none, full, selective, parts"),
         (lambda: SearchSpace(fix=(("a", "b"), ("a", "c"))), "'b' and 'c'"),
         (lambda: SearchSpace(stages=parse_stages("0")), "--stages 0"),
         (lambda: SearchSpace(chunks=2, stages=1), "--chunks needs a pipeline"),
