@@ -63,21 +63,21 @@ class _Open(NamedTuple):
     size_bytes: int = 0
 
 
-def joined(looped: Looped, precision: Precision) -> dict[int, tuple[Message, bool]]:
-    """By step of the template the message of what travels with others, and whether it is the last of them, which sends.
+def joined(looped: Looped, precision: Precision) -> dict[int, tuple[Message, int]]:
+    """By step of the template the message of what travels with others, and the step of the last of them, which sends.
 
     A message is sent before anything reads what is in it. All devices have the events in one order, so that all ranks
     of a group send the same.
     """
     program, messages = looped.program, Messages(looped.program)
-    found: dict[int, tuple[Message, bool]] = {}
+    found: dict[int, tuple[Message, int]] = {}
     going: dict[_Going, _Open] = {}
     inside: dict[Register, _Going] = {}
 
     def send(key: _Going) -> None:
         steps = going.pop(key).steps
         if len(steps) > 1:
-            found.update({step: (key.message, step == steps[-1]) for step in steps})
+            found.update(dict.fromkeys(steps, (key.message, steps[-1])))
 
     for step, members in enumerate(looped.events):
         instructions = [program.devices[device][place] for device, place in members]

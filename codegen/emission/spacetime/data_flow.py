@@ -4,12 +4,14 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.mask import GRADIENT, VALUE, VTensor
 from ....formulation.spacetime.materialized import (
     Accumulate,
     Add,
+    Collective,
     Instruction,
     Materialized,
     Register,
@@ -18,6 +20,7 @@ from ....formulation.spacetime.materialized import (
     reads,
     writes,
 )
+from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.pcg import PCG
 from ..common.rolled_lines import mark
@@ -125,11 +128,20 @@ class Flow:
     """The instructions of one device, named by place, with the writers and readers of every register.
 
     `graph`: that of all samples of a step; `places`: those of the instructions in the program; `ranks`: the device and
-    those that are equal to it (`equal_ranks`), for which its statements stand too.
+    those that are equal to it (`equal_ranks`), for which its statements stand too; `messages`: by key, with what a
+    collective travels, and which of them sends the message (`formulation.spacetime.messages.joined`).
     """
 
-    def __init__(self, program: Materialized, device: int, graph: Graph, ranks: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        program: Materialized,
+        device: int,
+        graph: Graph,
+        ranks: Sequence[int] = (),
+        messages: Mapping[int, tuple[Message, int]] = MappingProxyType({}),
+    ) -> None:
         self.program, self.graph, self.device, self.ranks = program, graph, device, ranks or (device,)
+        self.messages = messages
         self.pcg: PCG = self.graph.pcg
         self.instructions, self.places = _own_copies(program.devices[device], program.tasks.writes)
         self.writers: dict[Register, list[int]] = defaultdict(list)
@@ -262,8 +274,13 @@ class Flow:
 
     @cached_property
     def needs(self) -> Sequence[frozenset[int]]:
-        """The instructions on which each one depends: what it reads, adds to, or follows from."""
+        """The instructions on which each one depends: what it reads, adds to, or follows from.
+
+        What reads a tensor that travels with others depends on the last of these, too, which sends the message.
+        """
         last: dict[Register, int] = {}
+        collectives = ((at, own) for at, own in enumerate(self.instructions) if isinstance(own, Collective))
+        place_of = {own.key: at for at, own in collectives}
         found = []
         before = {
             Phase.OFFLOAD: (Phase.FORWARD,),
@@ -275,6 +292,7 @@ class Flow:
         for place, instruction in enumerate(self.instructions):
             registers = (*reads(instruction), *writes(instruction))
             own = {last[r] for r in registers if r in last}
+            own |= {sender for at in own if (sender := self._sender(at, place_of)) < place}
             phase = self.phase(place)
             if phase is not None:
                 keys = ((self.op(place), earlier) for earlier in before.get(phase, ()))
@@ -282,3 +300,10 @@ class Flow:
             found.append(frozenset(own))
             last.update(dict.fromkeys(writes(instruction), place))
         return found
+
+    def _sender(self, place: int, place_of: Mapping[int, int]) -> int:
+        """The place of the collective that sends the message of one at a place; of anything else the place itself."""
+        instruction = self.instructions[place]
+        if not isinstance(instruction, Collective) or instruction.key not in self.messages:
+            return place
+        return place_of[self.messages[instruction.key][1]]

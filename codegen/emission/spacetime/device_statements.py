@@ -271,6 +271,6 @@ class DeviceWriter(Blocks):
             assert collective.source is not None
             places, view = [*collective.atoms], f", view={shape_text(collective.source.mask.sizes)}, shape={shape}"
         arguments = ", ".join([source, *map(str, places), group])
-        message, last = self.messages.get(collective.key, (None, False))
-        into = f', into="{message.value}"' + (", last=True" if last else "") if message else ""
+        message, sends = self.flow.messages.get(collective.key, (None, None))
+        into = f', into="{message.value}"' + (", last=True" if sends == collective.key else "") if message else ""
         self._define(target, f"run.{collective.kind}({arguments}{view}{into})")

@@ -61,8 +61,8 @@ def emit(
     alike = partial(differing, loss=pcg.loss, copies=copies, names=names, messages=messages)
     first = looped.equal_ranks([alike(own) for own in program.devices])
     ranks = {d: [rank for rank, other in enumerate(first) if other == d] for d in sorted({*first})}
-    flows = {d: Flow(program, d, graph, own) for d, own in ranks.items()}
-    writers = {d: DeviceWriter(flow, functions, program.shapes, copies, messages) for d, flow in flows.items()}
+    flows = {d: Flow(program, d, graph, own, messages) for d, own in ranks.items()}
+    writers = {d: DeviceWriter(flow, functions, program.shapes, copies) for d, flow in flows.items()}
     lines = {d: statements(looped, writer.flow, writer.lines()) for d, writer in writers.items()}
     rolls = {d: rolled([_named(piece, names) for piece in pieces]) for d, pieces in lines.items()}
     bodies = [[of_rank(piece, ranks[d].index(rank)) for piece in rolls[d]] for rank, d in enumerate(first)]

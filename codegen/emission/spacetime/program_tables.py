@@ -91,11 +91,14 @@ def differing(
     loss: int,
     copies: Mapping[Addends, int],
     names: Mapping[tuple[int, ...], str],
-    messages: Mapping[int, tuple[Message, bool]],
+    messages: Mapping[int, tuple[Message, int]],
 ) -> tuple[Hashable, ...]:
     """What equal ranks must have alike for their statements to be: names of groups, messages, copies of the loss."""
     transfers = (own for own in instructions if isinstance(own, Collective))
-    found: list[Hashable] = [(names[group_of(own)], messages.get(own.key)) for own in transfers]
+    found: list[Hashable] = []
+    for own in transfers:
+        message, sends = messages.get(own.key, (None, None))
+        found.append((names[group_of(own)], message, sends == own.key))
     runs = (own.op for own in instructions if isinstance(own, Run) and own.op.node == loss and own.op.is_forward)
     return *found, *(copies[op.mask(None).addends] for op in runs)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
-from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Op, Phase
 from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.text import tuple_text
@@ -18,11 +17,7 @@ from .segments import DeviceSegment, SegmentPhase
 
 
 class Blocks(Registers):
-    """Writes the segment calls of one device.
-
-    `copies`: how often each part of the loss is computed; `messages`: by key what travels with others
-    (`formulation.spacetime.messages.joined`).
-    """
+    """Writes the segment calls of one device; `copies`: how often each part of the loss is computed."""
 
     def __init__(
         self,
@@ -30,10 +25,9 @@ class Blocks(Registers):
         functions: Functions,
         shapes: Mapping[Register, tuple[int, ...]],
         copies: Counter[Addends],
-        messages: Mapping[int, tuple[Message, bool]],
     ) -> None:
         super().__init__(flow, shapes)
-        self.functions, self.copies, self.messages = functions, copies, messages
+        self.functions, self.copies = functions, copies
         self.pieces: list[Piece] = []
         self.code: dict[DeviceSegment, Code] = {}
         self.merged: dict[Register, Register] = {}
