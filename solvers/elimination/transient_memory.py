@@ -103,11 +103,13 @@ def without_windows(
     known: dict[tuple[int, ...], Table] = {}  # equal layers share tables
 
     def weighted_streams(streams: Table, alone: bool) -> Table:
+        found: Table = streams[0]
         if alone or kernels_only:
-            return streams[0]
+            return found
         if even:
-            return streams.sum(axis=0) // len(streams)
-        found: Table = (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
+            found = streams.sum(axis=0) // len(streams)
+            return found
+        found = (streams.sum(axis=0) + streams[0] * (_MOST - len(streams))) // _MOST
         return found
 
     def added(table: Table, parts: WindowStreams) -> Table:

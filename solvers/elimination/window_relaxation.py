@@ -208,9 +208,9 @@ class _Pricing:
             _FIRST * max(1.0, abs(self.best.price.total)) / np.maximum(np.maximum(1.0, use), cuts.capacities),
             2 * np.array(self.best.price.price),
         )
-        over, left = use - cuts.capacities, search.ceiling - self.best.price.bound
+        excess, left = use - cuts.capacities, search.ceiling - self.best.price.bound
         if search.ceiling < INFINITE:  # where the first cut reaches it
-            cuts.box = np.where(over > 0, np.maximum(cuts.box, _BEYOND * left / np.maximum(1.0, over)), cuts.box)
+            cuts.box = np.where(excess > 0, np.maximum(cuts.box, _BEYOND * left / np.maximum(1.0, excess)), cuts.box)
         least, step, idle, close = _LEAST, 0.5, 0, max(_CLOSE, _OF_GAP * search.limits.gap)
         rounds = _ROUGH if search.limits.rough else _ROUNDS
         while rounds and not search.done:
