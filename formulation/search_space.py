@@ -82,8 +82,8 @@ class SearchSpace:
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
     in its price. `compile`: the program compiles its blocks, and the kernels of layers are priced as fused.
-    `recompute`: a mode for every segment; `auto`, the best for each but in parts; `all`, the best for each; or `parts`,
-    full, whole or in as many parts as is best.
+    `recompute`: a mode for every segment; `auto`, the best of `MODES` for each; `all`, the best of these and of
+    `IN_PARTS`; `parts`, full recomputation, in one piece or in as many parts as is best.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: as True, but for a
     configuration that is given (`price`). `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as

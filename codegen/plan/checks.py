@@ -23,7 +23,7 @@ from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
 from ...model.optimizers import OPTIMIZERS, optimizer_states
 from .choice import FLAGS, letter_text
-from .in_parts import check_parts
+from .parts_check import check_parts
 from .table_spread import check_spread
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _check_segments(plan: Plan) -> None:
             raise PartitaError(f"segment {name!r}: a compiled layer is recomputed whole, in mode full, not selective")
         if any(plan.choices[i].beside or i in plan.joined for i in known[name]):
             raise PartitaError(f"segment {name!r} contains parallel branches, which cannot be recomputed")
-    check_parts(plan)
+    check_parts(plan.graph, plan.choices, plan.recompute, plan.placement.sizes)
 
 
 def _check_training(plan: Plan, index: int) -> None:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what they return
+    from ...formulation.spacetime.graph import Graph as Graph
     from ..live.parallel import Parallel as Parallel
     from ..parallel_graph.graph import ParallelGraph as ParallelGraph
 

@@ -1,6 +1,7 @@
 """Results that are computed once per plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -21,3 +22,15 @@ def once_per_plan(function: Callable[[P], R]) -> Callable[[P], R]:
         return result
 
     return cached
+
+
+def varied(plan: P, computed: Collection[str] = (), **fields: object) -> P:
+    """A copy of a plan with other fields, which are not checked, and without what was computed once of the plan.
+
+    `computed`: its cached properties that depend on these fields.
+    """
+    found = copy(plan)
+    for name in (*computed, *(key for key in vars(plan) if "." in key)):
+        vars(found).pop(name, None)
+    vars(found).update(fields)
+    return found

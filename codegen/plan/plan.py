@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +27,13 @@ from .axis_names import axis_names
 from .checks import check, check_pipeline
 from .choice import Choice, letter_text
 from .delegation import call
+from .memo import varied
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...formulation.spacetime.graph import Graph
     from ...model.capture.objective import Loss, TrainedModule
-    from .delegation import Parallel, ParallelGraph
+    from .delegation import Graph, Parallel, ParallelGraph
 
 
 Range: TypeAlias = tuple[int, int, int]
@@ -167,11 +166,8 @@ class Plan:
             raise PartitaError(f"node {name!r}: axis {axis} lies on several levels, or on no switch: it has no ranges")
         names = tuple(f"{name}_{start}_{stop}" if a == axis else name for a, name in enumerate(self.axes))
         bare = tuple(replace(choice, beside=(), joins=(), shares=()) for choice in self.choices)
-        found = copy(self)
-        for name in ("axes", "range_of", "ranges", "joined", *(key for key in vars(self) if "." in key)):
-            vars(found).pop(name, None)
-        vars(found).update(machine=part[0], placement=part[1], choices=bare, names=names, recompute={})
-        return found
+        computed = ("axes", "range_of", "ranges", "joined")
+        return varied(self, computed, machine=part[0], placement=part[1], choices=bare, names=names, recompute={})
 
     @property
     def separate_states(self) -> bool:

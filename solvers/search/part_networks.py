@@ -196,10 +196,9 @@ class PartNetworks:
     def _inside(self, found: Encoding, variables: _Variables, i: int, j: int, memory: bool) -> Network:
         """The network of a part inside a larger one: ends in any layout, free transfers.
 
-        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. Of a
-        layer that a cut may divide, or that computes what crosses the end, only kernels count in its windows, and
-        nothing transient, so that parts add up. Other layers keep both, unless `memory` is ignored: there traffic
-        hides.
+        Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. A
+        layer that a cut divides, or that computes what crosses the end, counts its kernels only, without traffic and
+        transient memory, so that the bounds of parts add up. If `memory` is ignored all layers do.
         """
         shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}

@@ -15,7 +15,8 @@ Place: TypeAlias = tuple[int, str]
 class LoopModes:
     """Recomputation modes of a loop: in every turn those of its segments at `places`.
 
-    `one_segment`: every turn is one segment, of whose operands parts read those at the places `whole` whole.
+    `one_segment`: every turn is one segment. `whole`: the positions of its operands that have no samples; every part of
+    the samples reads all of them.
     """
 
     places: tuple[Place, ...]
@@ -71,7 +72,7 @@ class BlockLoop:
 def call_text(passes_mesh: bool, mode: str, block: str, arguments: Iterable[str], whole: tuple[int, ...] = ()) -> str:
     """Call a block in a recomputation mode, an expression; `passes_mesh`: it needs the mesh.
 
-    `whole`: which of the arguments parts of the samples read whole.
+    `whole`: the positions of the arguments that are passed whole to every part of the samples.
     """
     mesh, last = ["mesh"] if passes_mesh else [], [f"whole={tuple_text(tuple(map(str, whole)))}"] if whole else []
     return f"recomputed({', '.join([mode, *mesh, block, *arguments, *last])})"

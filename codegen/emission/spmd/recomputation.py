@@ -32,8 +32,8 @@ class SegmentMode:
 class SegmentCall:
     """A segment as a method: its mode (an expression), the values that it reads, and those that others read of it.
 
-    Mode "": it is not recomputed. `always`: it is recomputed in every turn of the loop. If it is in parts in any turn,
-    these read the values at the places `whole` whole.
+    Mode "": it is not recomputed. `always`: it is recomputed in every turn of the loop. `whole`: the
+    positions of the values without samples, which every part reads, if it is in parts in any turn.
     """
 
     method: str
@@ -119,7 +119,7 @@ def _in_parts(*modes: Sequence[str]) -> bool:
 
 
 def _whole(plan: Plan, values: Sequence[int]) -> tuple[int, ...]:
-    """The places of the values without samples, which are no one part's."""
+    """The positions of the values without samples: every part reads all of them."""
     known = atoms(plan.graph)
     return tuple(place for place, i in enumerate(values) if not known[i].batch)
 
