@@ -2,10 +2,11 @@
 
 Both train in the same four gloo processes, on this computer, in turn: the same batch, initial weights, AdamW
 (PyTorch's in its fused form), clipping, float32, one thread a rank. Both return the mean loss over the whole batch, and
-without dropout the losses of the first steps must agree. A row's `ratio` is that of the medians of five runs each;
-`spread` says how far runs are apart, (longest - shortest) / median, of the side where that is more. In compiled cases
-the layers of both are compiled, one by one, ours as `--compile` does it. What cannot be run has no ratio, and `why`
-says what went wrong; `worst_ratio` is of all that could.
+without dropout the losses of the first steps must agree. A row's `ratio` is that of the medians of eleven runs each,
+short ones, since the speed of a shared computer drifts; `spread` says how far runs are apart, (longest - shortest) /
+median, of the side where that is more. In compiled cases the layers of both are compiled, one by one, ours as
+`--compile` does it. What cannot be run has no ratio, and `why` says what went wrong; `worst_ratio` is of all that
+could.
 """
 
 import tempfile
@@ -33,7 +34,7 @@ RIVALS = {
 }
 """Plan -> PyTorch's parallelization that does the same."""
 
-ROUNDS, STEPS = 5, 4
+ROUNDS, STEPS = 11, 2
 """Runs of each program, and the steps of a run."""
 
 TOLERANCE = 1e-4

@@ -3,7 +3,7 @@
 Before that, ranks may time a program for one rank, all of them at once and each for itself, and all-reduces.
 
 A form is an emitted program or one of PyTorch's own parallelizations (`rivals`), of one model on one batch. Each round
-has one run of every form; between runs all ranks wait for each other.
+has one run of every form, in an order that alternates; between runs all ranks wait for each other.
 """
 
 import gc
@@ -121,8 +121,9 @@ def main(path: Path) -> None:
         found.append({"losses": losses, "seconds": []})
         kept.append(_held(job.device) - before)
     number = CHECKED
-    for _ in range(job.rounds):
-        for step, times in zip(steps, found, strict=True):
+    for turn in range(job.rounds):
+        order = list(zip(steps, found, strict=True))
+        for step, times in reversed(order) if turn % 2 else order:  # none is always first
             times["seconds"].append(_timed(step, number, job.steps))
         number += job.steps
     if job.device == "cuda":
