@@ -124,9 +124,9 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
     counts = {w: len(table) for slot in sorted(inside) for w, table in circuit.factors[slot].streams}
     if not counts:
         return weighted(circuit, weights), []
-    ways = list(product(*(range(k) for k in counts.values())))
-    if len(ways) > _MAX_WAYS:
+    if prod(counts.values()) > _MAX_WAYS:
         raise TooWideError(f"{len(counts)} windows in one segment")
+    ways = list(product(*(range(k) for k in counts.values())))
     place = {w: n for n, w in enumerate(counts)}
     price = [prod(weights[w][k] for w, k in zip(counts, way, strict=True)) for way in ways]
     known, count = dict[tuple[object, ...], tuple[Floats, Floats]](), len(circuit.network.capacities)

@@ -1,6 +1,7 @@
 """Windows: streams that run at the same time, of which the longest counts."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -31,6 +32,7 @@ from partita.solvers.cache.digest import digest
 from partita.solvers.elimination import transient_memory
 from partita.solvers.elimination.copy_costs import raise_copies
 from partita.solvers.elimination.order import TooWideError, compile_network
+from partita.solvers.elimination.segment_lists import with_columns
 from partita.solvers.elimination.transient_relaxation import Interval, groups_of, relax_interval
 from partita.solvers.elimination.window_relaxation import Cuts, price_windows
 from partita.solvers.protocol import Limits, Search, Status, solver
@@ -357,3 +359,15 @@ def test_a_first_plan_does_not_take_traffic_for_free() -> None:
     variable = Variable("layer", np.zeros(2, np.int64), np.zeros((2, 1), np.int64))
     network = Network((variable,), (), capacities=(0,), windows=(Window({0: streams}, {}),))
     assert solver("auto").solve(network, Limits(quick=True, gap=0.1)).objective == 12
+
+
+def test_too_many_windows_in_a_segment_are_refused_before_their_ways_are_listed() -> None:
+    circuit = compile_network(layers_beside(18, 3, 2))
+    weights = dict.fromkeys(range(18), (0.5, 0.5))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooWideError, match="18 windows in one segment"):
+            with_columns(circuit, {*range(len(circuit.factors))}, weights)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # ways: 2^18
+    finally:
+        tracemalloc.stop()
