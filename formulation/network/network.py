@@ -299,3 +299,11 @@ def chain_edges(network: Network) -> tuple[list[list[list[int]]], list[int]]:
         place = inside.get(e.u) or inside.get(e.v) or link.get((e.u, e.v))
         (edges[place[0]][place[1]] if place else rest).append(k)
     return edges, rest
+
+
+def table_bytes(network: Network) -> int:
+    """The bytes of a network's tables, those that several parts share once."""
+    tables = [t for term in network.terms() for t in (term.cost, term.use, term.extra) if t is not None]
+    tables += [t for terms in window_terms(network) for _, t in terms]
+    owners = [t if t.base is None else t.base for t in tables]
+    return sum(t.nbytes for t in {id(t): t for t in owners}.values())

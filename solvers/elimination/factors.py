@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from ...formulation.network.network import INFINITE, Network, Table, WindowStrea
 from .kernels import Floats, Ints
 
 _Table = TypeVar("_Table", Floats, Ints)
-Streams: TypeAlias = tuple[tuple[int, Floats], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +18,8 @@ class Factor:
 
     With `rows` [P, 2], `use` is [..., P], as in `Variable`; the factors of a circuit have none. `extra` [...] is the
     transient use of the switch scope[0]. `streams`: the windows that it is in, by number, with the ns [K, ...] that it
-    adds to their streams. Only the first of equal copies has factors. Floats are integers below 2^53.
+    adds to their streams: the network's own tables, its largest. Only the first of equal copies has factors. Floats are
+    integers below 2^53.
     """
 
     scope: tuple[int, ...]
@@ -27,7 +27,7 @@ class Factor:
     use: Floats | None
     rows: Ints | None = None
     extra: Floats | None = None
-    streams: Streams = ()
+    streams: WindowStreams = ()
 
     def priced(self, time: int, price: Sequence[float]) -> Floats:
         """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
@@ -80,7 +80,6 @@ def network_factors(
     """The factors of these variables and edges (None: all)."""
     costs: dict[int, Floats] = {}
     uses: dict[int, Floats | None] = {}
-    streams: dict[int, Floats] = {}
     of_variable, of_edge = streams_by_part(network)
     numbers = range(len(network.variables)) if variables is None else list(variables)
     others = range(len(network.edges)) if edges is None else list(edges)
@@ -89,15 +88,8 @@ def network_factors(
     for term, own in zip(network.terms(numbers, others), windows, strict=True):
         use, extra = (None if table is None else _uses(table, uses) for table in (term.use, term.extra))
         time, rows = _floats(term.cost, costs), term.rows
-        factors.append(Factor(term.scope, time, use, rows, extra, _streams(own, streams)))
+        factors.append(Factor(term.scope, time, use, rows, extra, own))
     return factors
-
-
-def _streams(own: WindowStreams, known: dict[int, Floats]) -> Streams:
-    for _, table in own:
-        if id(table) not in known:
-            known[id(table)] = table.astype(np.float64)
-    return tuple((w, known[id(table)]) for w, table in own)
 
 
 def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:

@@ -1,7 +1,4 @@
-"""The parts of a model as cost networks, encoded on demand, with their ends and shared weights restricted.
-
-A process caches its last encodings, since a part is solved several times: first ignoring memory, then within it.
-"""
+"""The parts of a model as cost networks, encoded on demand, with their ends and shared weights restricted."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from itertools import groupby
 from math import ceil
 from time import monotonic
@@ -18,22 +14,26 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
-from ...formulation.encoding.shared_tables import SharedTables
-from ...formulation.network.network import INFINITE, Chain, Edge, Network, SwitchTables, Table, Window, evaluate
+from ...formulation.network.network import (
+    INFINITE,
+    Chain,
+    Edge,
+    Network,
+    SwitchTables,
+    Table,
+    Window,
+    evaluate,
+)
 from ...formulation.pipeline.configuration import Configuration
-from ...formulation.pipeline.stage_transfers import transfer_price
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout, P
 from ...model.graph.segments import divided_layers, segments
-from ...model.machine.machine import stage_machine
-from ..backends.table_spread import balanced
 from ..elimination.transient_memory import without_windows
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
+from .part_encoding import encoding
 from .pipeline_problem import PipelineProblem
 from .shortest_cut import Times
 from .state import Effort, Level
@@ -43,47 +43,6 @@ _T = TypeVar("_T")
 
 Choices: TypeAlias = tuple[int, tuple[Layout | None, ...]]
 """A variable and the layout that each of its options stands for; None: unused, since an alternative does without."""
-
-
-@lru_cache(maxsize=6)
-def encoding(
-    pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int, inside: bool = False
-) -> Encoding:
-    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit).
-
-    `inside`: for bounds on what it costs inside a larger part.
-    """
-    q, row = pipeline.problem, configuration.row
-    if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
-        shared = _tables(pipeline, configuration)
-        return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
-    return encode(
-        pipeline.graph(i, j, configuration.micro_batches),
-        stage_machine(q.machine, row),
-        configuration.placement,
-        micro_batches=configuration.micro_batches,
-        dtype=q.training.dtype,
-        optimizer=q.training.optimizer,
-        options=EncodingOptions(
-            q.space, configuration.modes(q.space.modes if in_flight else q.fastest), spread_tables=balanced
-        ),
-        stage=StageContext(
-            in_flight=in_flight or configuration.in_flight(0),
-            transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
-            weight_versions=configuration.weight_versions,
-            deferred_weight_gradients=configuration.deferred_weight_gradients,
-            delays_messages=configuration.schedule.delays_messages,
-            inside=inside,
-            gathers_alone=configuration.schedule.splits_backward,
-            shared=_tables(pipeline, configuration),
-        ),
-    )
-
-
-@lru_cache(maxsize=2)
-def _tables(pipeline: PipelineProblem, configuration: Configuration) -> SharedTables:
-    """Tables shared by the parts of one configuration."""
-    return SharedTables()
 
 
 @dataclass

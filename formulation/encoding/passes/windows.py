@@ -255,21 +255,20 @@ class Windows(EncodingPass):
         forward, backward, traffic = forward + parted, backward + more - again - parted, sum(each)
         stays = cost - (forward + gathered + backward + traffic + reduced)
         assert (stays >= 0).all()
-        found = self._in_windows(
-            cost.shape,
+        sides: list[tuple[Array | int, ...]] = [
             (forward + self._busy_ns(gathered), gathered),
             (backward + sum(map(self._busy_ns, each)), traffic),
             (self.builder.machine.busy_ns(once), once),
-        )
-        if not self.builder.machine.device.host_ns:
-            return _Split(stays, found, (), ())
+        ]
+        host_ns = self.builder.machine.device.host_ns
+        if not host_ns:
+            return _Split(stays, self._in_windows(cost.shape, *sides), (), ())
         calls, back, after, again = map(whole, streams[7:11])
         if cost.ndim > plain.ndim:
             recomputed = [mode != "none" for mode in self.builder.options.recompute]
             back = back + again * np.array(recomputed).reshape(-1, *[1] * plain.ndim)
-        ns = self.builder.machine.device.host_ns
-        host = self._in_windows(cost.shape, (calls * ns,), (back * ns,), (after * ns,))
-        with_host = tuple(np.concatenate(both) for both in zip(found, host, strict=True))
+        host = (calls * host_ns, back * host_ns, after * host_ns)
+        with_host = self._in_windows(cost.shape, *((*side, ns) for side, ns in zip(sides, host, strict=True)))
         excess = tuple(int((of[HOST] - of[KERNELS])[allowed].max()) for of in with_host)
         without = tuple(of[:HOST] for of in with_host)  # views: these tables are the planner's largest
         return _Split(stays, without, with_host, excess)
@@ -303,10 +302,11 @@ class Windows(EncodingPass):
 
 
 def _stacked(shape: tuple[int, ...], parts: tuple[Array | int, ...]) -> Table:
-    """The parts, of this shape or a number each, as one table."""
-    found = np.empty((len(parts), *shape), dtype=np.int64)
+    """The parts, of this shape or a number each, as one table; zeros are not written, so that they take no memory."""
+    found = np.zeros((len(parts), *shape), dtype=np.int64)
     for row, part in zip(found, parts, strict=True):
-        row[...] = part
+        if np.any(part):
+            row[...] = part
     return found
 
 

@@ -1,0 +1,61 @@
+"""The cost network of a part of a pipeline.
+
+A process keeps the latest, since a part is solved several times: first ignoring memory, then within it.
+"""
+
+from functools import lru_cache
+
+from ...formulation.encoding.encode import encode
+from ...formulation.encoding.encoding import Encoding
+from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
+from ...formulation.encoding.shared_tables import SharedTables
+from ...formulation.network.network import table_bytes
+from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.stage_transfers import transfer_price
+from ...model.machine.machine import stage_machine
+from ..backends.table_spread import balanced
+from .pipeline_problem import PipelineProblem
+from .recent import recent
+
+_KEPT_BYTES = 1 << 31  # of networks that may be asked for again
+
+
+@recent(count=6, most_bytes=_KEPT_BYTES, size=lambda found: table_bytes(found.network))
+def encoding(
+    pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int, inside: bool = False
+) -> Encoding:
+    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit).
+
+    `inside`: for bounds on what it costs inside a larger part.
+    """
+    q, row = pipeline.problem, configuration.row
+    if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
+        shared = _tables(pipeline, configuration)
+        return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
+    return encode(
+        pipeline.graph(i, j, configuration.micro_batches),
+        stage_machine(q.machine, row),
+        configuration.placement,
+        micro_batches=configuration.micro_batches,
+        dtype=q.training.dtype,
+        optimizer=q.training.optimizer,
+        options=EncodingOptions(
+            q.space, configuration.modes(q.space.modes if in_flight else q.fastest), spread_tables=balanced
+        ),
+        stage=StageContext(
+            in_flight=in_flight or configuration.in_flight(0),
+            transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
+            weight_versions=configuration.weight_versions,
+            deferred_weight_gradients=configuration.deferred_weight_gradients,
+            delays_messages=configuration.schedule.delays_messages,
+            inside=inside,
+            gathers_alone=configuration.schedule.splits_backward,
+            shared=_tables(pipeline, configuration),
+        ),
+    )
+
+
+@lru_cache(maxsize=2)
+def _tables(pipeline: PipelineProblem, configuration: Configuration) -> SharedTables:
+    """Tables shared by the parts of one configuration."""
+    return SharedTables()
