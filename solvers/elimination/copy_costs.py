@@ -28,7 +28,7 @@ from .factors import Factor
 from .kernels import Floats
 from .labels import LabelBounds, enumerate_labels
 from .memory_price import highest_prices, least_use_of
-from .order import arrange, restrict
+from .order import TooWideError, arrange, restrict
 from .segment_lists import with_columns
 from .tables import Tables
 from .transient_relaxation import Groups, Interval, relaxed_use
@@ -323,18 +323,18 @@ class _CopyCosts:
             if small is None:
                 known = replace(known, bound=reach)
                 continue
-            one, price = with_columns(small, set(range(len(small.factors))), weights)
-            most = LabelBounds(
-                np.array([*prices, *price]),
-                reach + paid,
-                _LABELS,
-                self.search.until,
-                np.concatenate([limits, np.full(len(price), inf)]),
-                most_work,
-            )
             try:
+                one, price = with_columns(small, set(range(len(small.factors))), weights)
+                most = LabelBounds(
+                    np.array([*prices, *price]),
+                    reach + paid,
+                    _LABELS,
+                    self.search.until,
+                    np.concatenate([limits, np.full(len(price), inf)]),
+                    most_work,
+                )
                 listing = enumerate_labels(one, most, (one.root,))
-            except (TooManyError, OutOfTimeError):
+            except (TooManyError, TooWideError, OutOfTimeError):
                 break
             labels = listing.slots[one.root]
             longest = labels.use[:, len(limits) :].max(axis=1, initial=np.iinfo(np.int64).min)

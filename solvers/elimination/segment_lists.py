@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 
 from ...formulation.network.network import INFINITE, Chain, Edge, Network, Table, Variable
+from ..protocol import TooManyError
 from .circuit import Circuit
 from .factors import Factor
 from .kernels import Floats, Ints
@@ -26,6 +27,7 @@ from .window_relaxation import Weights, weighted, weighted_factor
 
 _ROUNDED = 1e-12  # lowers the shares of a price, against rounding up
 _MAX_WAYS = 64  # to choose one stream of every window in a segment
+_MAX_COLUMNS = 1 << 27  # numbers in the columns of a segment's tables: 1 GiB
 
 
 def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
@@ -120,6 +122,7 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
 
     A column holds the cost and the chosen streams: the sum of the longest streams is the largest column. One solution
     of a part of the segment is then no worse than another, whatever is outside, if and only if all columns are less.
+    Raises TooWideError for too many windows, TooManyError for tables too large.
     """
     counts = {w: len(table) for slot in sorted(inside) for w, table in circuit.factors[slot].streams}
     if not counts:
@@ -130,6 +133,9 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
     place = {w: n for n, w in enumerate(counts)}
     price = [prod(weights[w][k] for w, k in zip(counts, way, strict=True)) for way in ways]
     known, count = dict[tuple[object, ...], tuple[Floats, Floats]](), len(circuit.network.capacities)
+    own = {id(f.time): f.time.size for f in (circuit.factors[slot] for slot in inside)}
+    if (columns := (count + len(ways)) * sum(own.values())) > _MAX_COLUMNS:
+        raise TooManyError(f"{columns} numbers in columns of streams")
 
     def listed(slot: int, f: Factor) -> Factor:
         mine = slot in inside

@@ -29,7 +29,7 @@ from partita.formulation.network.network import (
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
-from partita.solvers.elimination import transient_memory
+from partita.solvers.elimination import segment_lists, transient_memory
 from partita.solvers.elimination.copy_costs import raise_copies
 from partita.solvers.elimination.order import TooWideError, compile_network
 from partita.solvers.elimination.segment_lists import with_columns
@@ -256,9 +256,8 @@ def summed(network: Network) -> Network:
     return replace(network, windows=tuple(map(one, network.windows)))
 
 
-@pytest.mark.parametrize(("layers", "ns"), [(4, 100), (40, 100), (40, 1)])
-def test_copies_of_windows_are_bounded_exactly(layers: int, ns: int) -> None:
-    """Streams of one layer balance badly: weights leave a gap as many times as there are layers, exact copies none."""
+def balanced_badly(layers: int, ns: int, windows: int = 1) -> Network:
+    """A chain whose streams of one layer balance badly: weights leave a gap as many times as there are layers."""
     t = lambda *x: np.array(x, np.int64)  # noqa: E731
     none = np.zeros((2, 0), np.int64)
     variables = (*(Variable(f"b{i}", t(0, 0), none) for i in range(layers + 1)),)
@@ -267,12 +266,27 @@ def test_copies_of_windows_are_bounded_exactly(layers: int, ns: int) -> None:
     edges = [Edge(*ends, link) for i in range(layers) for ends in ((i, layers + 1 + i), (layers + 1 + i, i + 1))]
     streams = t([ns, 0], [0, ns])  # the longest of both is ns, their mean half of it
     chain = Chain(tuple(range(layers + 1)), tuple((layers + 1 + i,) for i in range(layers)))
-    windows = tuple(Window({layers + 1 + i: streams}, {}) for i in range(layers))
-    network = Network(variables, tuple(edges), chains=(chain,), windows=windows)
+    found = tuple(Window({layers + 1 + i: streams}, {}) for i in range(layers) for _ in range(windows))
+    network = Network(variables, tuple(edges), chains=(chain,), windows=found)
     check_network(network)
-    answer = solver("auto").solve(network)
+    return network
+
+
+@pytest.mark.parametrize(("layers", "ns"), [(4, 100), (40, 100), (40, 1)])
+def test_copies_of_windows_are_bounded_exactly(layers: int, ns: int) -> None:
+    answer = solver("auto").solve(balanced_badly(layers, ns))
     assert (answer.objective, answer.bound) == (ns * layers, ns * layers)
     assert answer.words == "proved by prices"
+
+
+@pytest.mark.parametrize("most", [0, 1 << 27])
+def test_lists_too_large_for_a_copy_leave_its_bound(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many windows, or of few where columns take more than they may."""
+    monkeypatch.setattr(segment_lists, "_MAX_COLUMNS", most)
+    windows = 7 if most else 1
+    answer = solver("elimination").solve(balanced_badly(40, 100, windows))
+    assert answer.objective == 4000 * windows
+    assert 0 < answer.bound < 4000 * windows
 
 
 def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None:
