@@ -215,7 +215,8 @@ def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     plain = without_windows(search.network)
     limits = Limits(search.left, search.ceiling, gap=max(_ANY, search.limits.gap), quick=True)
     answer = _solve_silently(search, solve, plain, limits)
-    if answer.assignment is None and answer.status is not Status.INFEASIBLE and not search.limits.quick:
+    needed = not search.limits.quick and search.limits.cutoff is None
+    if answer.assignment is None and answer.status is not Status.INFEASIBLE and needed:
         search.raise_bound(answer.bound)
         answer = _solve_silently(search, solve, plain, Limits(search.left, gap=_FIRST_FOUND, prices=answer.prices))
     if answer.status is Status.INFEASIBLE:

@@ -311,7 +311,7 @@ class _Search:
         if dive is not None:
             return dive
         closer = None
-        if leader is not None and not leader.running and leader.level is not Level.CLOSED:
+        if leader is not None and not (leader.running or leader.level is Level.CLOSED or self._is_exhausted(leader)):
             limits = replace(self.limits, gap=self.limits.gap * LEADER_GAP)
             if leader.level is Level.PRICED and leader.bound < self.target:
                 return self._work(leader, (Level.CLOSED,), limits.gap, self.target)
@@ -321,6 +321,8 @@ class _Search:
                 return closer
             if not (chosen.merged or chosen.has_part_bounds):
                 self._add_part_bounds(chosen)
+            elif self._is_exhausted(chosen):
+                chosen.level = Level.CLOSED
             elif self._is_coarsely_solved(chosen):
                 chosen.level = Level.PRICED
             else:
@@ -346,6 +348,11 @@ class _Search:
         if self.has_pipelines or candidate.level is not Level.RELAXED:
             return False
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
+
+    def _is_exhausted(self, candidate: Candidate) -> bool:
+        """True if the solver did what it can on a network, of which no cheaper plan is asked now."""
+        limit = candidate.state.exhausted
+        return limit is not None and self.cutoff is not None and self.cutoff >= limit
 
     def _dive(self) -> _Work | None:
         """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit.

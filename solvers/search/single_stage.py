@@ -8,7 +8,7 @@ solved with the limit; only then are segments recomputed, which never pays if me
 
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ...model.errors import PartitaError
-from ..protocol import INTERRUPTED, Limits, Status
+from ..protocol import INTERRUPTED, STOPPED, Limits, Solution, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import PartAnswer
 from .part_networks import PartNetworks
@@ -50,14 +50,20 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
         state.relaxed = state.bound
     if any(solution.prices):
         state.prices_of[relaxed] = solution.prices
-    if solution.assignment is None or solution.objective is None:
+    fits = solution.assignment is not None and evaluate(encoding.network, solution.assignment).feasible
+    if not quick and (fits or not relaxed) and _gave_up(solution, limits):
+        state.exhausted = min((x for x in (effort.cutoff, solution.objective) if x is not None), default=None)
+    if solution.assignment is None or solution.objective is None or not fits:
         return None
-    if relaxed:
-        if not evaluate(encoding.network, solution.assignment).feasible:
-            return None
-        state.has_room = True
+    state.has_room |= relaxed
     answer = PartAnswer(bound, solution.objective, in_flight, assignment=solution.assignment)
     return Stages(solution.objective, (0, end), (answer,), solution.source, solution.proof)
+
+
+def _gave_up(solution: Solution, limits: Limits) -> bool:
+    """True if the solver ended by itself above the requested gap: asked again, it does no better."""
+    stopped = solution.words == INTERRUPTED or STOPPED in solution.words
+    return not stopped and solution.bound < limits.ceiling(solution.objective)
 
 
 def _has_room(parts: PartNetworks, state: Proved, network: Network) -> bool:

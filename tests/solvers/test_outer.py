@@ -20,7 +20,7 @@ from torch import nn
 import partita
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
-from partita.formulation.network.network import INFINITE, evaluate
+from partita.formulation.network.network import INFINITE, Network, evaluate
 from partita.formulation.pipeline.configuration import (
     Configuration,
     rows,
@@ -40,7 +40,7 @@ from partita.model.machine.machine import Machine, stage_machine
 from partita.model.training import Training
 from partita.solvers.elimination.transient_memory import without_windows
 from partita.solvers.executors import Processes, Serial
-from partita.solvers.protocol import Limits, Progress, Status, solver
+from partita.solvers.protocol import NO_LIMITS, PRICED, Limits, Progress, Solution, Status, solver
 from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.merged_device_bound import MergedDeviceBound
 from partita.solvers.search.part_bounds import ANY, Query
@@ -322,6 +322,33 @@ def test_another_goes_on_where_processes_break_down() -> None:
     found, best = (search(problem, solver("auto"), space=space, executor=e) for e in (Breaks(), Serial()))
     assert len(asked_of) > 5
     assert (found.status, found.objective, found.bound) == (best.status, best.objective, best.bound)
+
+
+class Weary:
+    """Proves little of each network, and says so."""
+
+    name = "weary"
+
+    def __init__(self) -> None:
+        self.capacities: list[int] = []  # of the networks that it was asked, but for a first plan
+
+    def accepts(self, network: Network) -> bool:
+        return True
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        answer = solver("auto").solve(network, limits)
+        self.capacities += network.capacities if limits.cutoff is not None else ()
+        words = PRICED if limits.quick else "too many assignments of one copy"
+        return replace(answer, bound=1, status=Status.FEASIBLE, words=words)
+
+
+@pytest.mark.parametrize(("memory", "networks"), [(26, 3), (400, 1)])
+def test_a_network_that_the_solver_gives_up_is_not_asked_again(memory: int, networks: int) -> None:
+    problem = replace(asked("short", (2,), memory * MIB, 8, MODES), micro_batches=(8,))
+    weary = Weary()
+    found = search(problem, weary, Limits(gap=0.01), ConfigurationSpace({(1,): problem.placements}))
+    assert found.objective is not None and found.bound < found.objective
+    assert len(weary.capacities) == networks  # with the limit of memory only if that binds
 
 
 @pytest.mark.parametrize(("name", "memory"), [("short", 14), ("tied", 24), ("short", 400)])
