@@ -20,7 +20,11 @@ from .recent import recent
 _KEPT_BYTES = 1 << 31  # of networks that may be asked for again
 
 
-@recent(count=6, most_bytes=_KEPT_BYTES, size=lambda found: table_bytes(found.network))
+def _bytes_of(found: Encoding) -> int:
+    return table_bytes(found.network)
+
+
+@recent(count=6, most_bytes=_KEPT_BYTES, size=_bytes_of)
 def encoding(
     pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int, inside: bool = False
 ) -> Encoding:

@@ -7,7 +7,10 @@ def made_by(count: int, most_bytes: int, asked: str) -> str:
     """What is made anew when numbers are asked for one after the other; each is so many bytes."""
     made = []
 
-    @recent(count, most_bytes, size=int)
+    def size(number: str) -> int:
+        return int(number)
+
+    @recent(count, most_bytes, size)
     def value(number: str) -> str:
         made.append(number)
         return number
