@@ -23,9 +23,9 @@ from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
 from .listing import COLUMNS, listing, table
-from .mask import VALUE, PTensor
+from .mask import VALUE, Mask, PTensor
 from .names import BATCH, batch_of, pattern
-from .op import Op, Phase, differentiable
+from .op import Cut, Op, Phase, differentiable
 from .site import Site
 from .transformation import Dim
 
@@ -94,6 +94,7 @@ class Graph:
         self._count = 0
         self._named: dict[Dim, frozenset[int]] = {}
         self._derived: dict[tuple[int, Phase], Op] = {}
+        self._masks: dict[object, dict[tuple[int | None, bool], Mask]] = {}
         self._forward = {i: [Op(self, i, Phase.FORWARD)] for i, n in enumerate(pcg.nodes) if n.op not in SOURCES}
         self._updates = {i: [Op(self, i, Phase.UPDATE)] for i in pcg.of("parameter") if pcg.nodes[i].gradient}
 
@@ -184,6 +185,11 @@ class Graph:
                     found.add(index)
         return frozenset(found)
 
+    @cached_property
+    def differentiable(self) -> frozenset[int]:
+        """The nodes from which a gradient flows to one of their inputs."""
+        return frozenset(node for node in range(len(self.pcg.nodes)) if differentiable(self.pcg, node))
+
     def of_parameter(self, tensor: PTensor, kind: str = VALUE) -> bool:
         """True for the value of a parameter, or another tensor of that `kind`."""
         return tensor.kind == kind and self.pcg.nodes[tensor.node].op == "parameter"
@@ -269,6 +275,14 @@ class Graph:
         self.replace([*self._updates[node]], [whole])
         return whole
 
+    def masks(self, node: int, cuts: tuple[Cut, ...]) -> dict[tuple[int | None, bool], Mask]:
+        """The masks that operators of a node with these cuts have read so far (`Op.mask`).
+
+        They are shared with the nodes that have operands and results of the same sizes, as those of equal layers.
+        """
+        sizes = tuple(self.atoms[i].dims for i in (*self.pcg.nodes[node].inputs, node))
+        return self._masks.setdefault((sizes, cuts), {})
+
     def prove(self, node: int, row: Row, label: str) -> None:
         """Raise PartitaError, with the reason, unless a user-defined row is proved."""
         key = (node, row)
@@ -287,15 +301,19 @@ class Graph:
         """The derived operator of a phase, always the same object; None if there is none."""
         if op.phase is not Phase.FORWARD:
             return None
-        sources = [self.pcg.nodes[i] for i in op.of.inputs]
-        exists = {
-            Phase.BACKWARD: True,
-            Phase.WEIGHT: op.split and any(n.op == "parameter" and n.gradient for n in sources),
-            Phase.RECOMPUTE: op.group is not None,
-            Phase.OFFLOAD: op.swapped is not None,
-            Phase.RELOAD: op.swapped is not None,
-        }
-        if not exists[phase] or (phase is not Phase.RECOMPUTE and not differentiable(self.pcg, op.node)):
+        match phase:
+            case Phase.BACKWARD:
+                exists = True
+            case Phase.WEIGHT:
+                sources = (self.pcg.nodes[i] for i in op.of.inputs)
+                exists = op.split and any(n.op == "parameter" and n.gradient for n in sources)
+            case Phase.RECOMPUTE:
+                exists = op.group is not None
+            case Phase.OFFLOAD | Phase.RELOAD:
+                exists = op.swapped is not None
+            case _:
+                raise AssertionError(phase)
+        if not exists or (phase is not Phase.RECOMPUTE and op.node not in self.differentiable):
             return None
         key = (op.number, phase)
         if key not in self._derived:

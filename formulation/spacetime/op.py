@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class Phase(Enum):
     """What an operator does with its node."""
 
+    __hash__ = object.__hash__  # an enumeration's own hashes the name, in Python
+
     FORWARD = "forward"
     BACKWARD = "backward"  # gradients of all inputs; if the backward is split, of all but the parameters
     WEIGHT = "weight gradient"  # of a split backward: gradients of the parameters
@@ -88,7 +90,7 @@ class Op:
     def __init__(self, graph: Graph, node: int, phase: Phase, cuts: tuple[Cut, ...] = (), forward: Op | None = None):
         self.graph, self.node, self.phase, self.cuts, self.forward = graph, node, phase, cuts, forward
         self._device: int | None = None
-        self._masks: dict[tuple[int | None, bool], Mask] = {} if forward is None else forward._masks
+        self._masks: dict[tuple[int | None, bool], Mask] | None = None  # those of its graph, once it has read them
         self.number = graph.count()
         self.into: tuple[Op, ...] = ()
         self.made: Site | None = None  # the call that made this part
@@ -163,8 +165,10 @@ class Op:
     def labels(self) -> dict[tuple[str, int], Cut]:
         """Its cuts by label and occurrence of the label."""
         found: dict[tuple[str, int], Cut] = {}
+        count: dict[str, int] = {}
         for cut in self.cuts:
-            found[cut.label, sum(label == cut.label for label, _ in found)] = cut
+            before = count.get(cut.label, 0)
+            found[cut.label, before], count[cut.label] = cut, before + 1
         return found
 
     def coordinate(self, label: str) -> int:
@@ -216,6 +220,8 @@ class Op:
         """The mask of an operand (None: the output); a gradient is cut by the dual letters."""
         if self.region is not None:
             return self.region
+        if self._masks is None:
+            self._masks = self.graph.masks(self.node, self.cuts)
         found = self._masks.get((operand, gradient))
         if found is None:
             found = self._masks[operand, gradient] = self._mask(operand, gradient)

@@ -65,12 +65,13 @@ def precedences(tasks: Tasks) -> Precedences:
     rank = priorities(tasks)
     number = {op: at for at, op in enumerate(tasks.ops)}
     waits: list[Wait] = []
+    sorts: dict[tuple[tuple[Op, ...], int | None], tuple[int, ...]] = {}  # many tasks of a device read the same
     for need in tasks.needs:
-        producers = sorted(
-            (number[op] for op in need.producers),
-            key=lambda at: (tasks.ops[at].device != need.task.device, tasks.ops[at].device, rank[at]),
-        )
-        waits.append(Wait(number[need.task], tuple(producers), need))
+        key = need.producers, need.task.device
+        if key not in sorts:
+            found = sorted((op.device != key[1], op.device, rank[number[op]], number[op]) for op in need.producers)
+            sorts[key] = tuple(at for *_, at in found)
+        waits.append(Wait(number[need.task], sorts[key], need))
     for event, (order, first, second) in enumerate(ordered(tasks), len(tasks.ops)):
         waits += [Wait(event, (number[op],), order, 0) for op in first]
         waits += [Wait(number[op], (event,), order) for op in second]

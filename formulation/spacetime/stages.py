@@ -117,7 +117,8 @@ def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> 
     most = max((stage for stage, _ in named), default=-1)
     if most >= len(groups):
         raise PartitaError(f"the order has stages 0 to {most}, the plan {len(groups)}")
-    planned = {(stage, micro) for stage, ops in enumerate(groups) for op in ops for micro in _micros(op, label)}
+    micros = [{_micros(op, label) for op in ops} for ops in groups]
+    planned = {(stage, micro) for stage, own in enumerate(micros) for several in own for micro in several}
     for stage, micro in sorted(named ^ planned):
         if (stage, micro) in planned:
             raise PartitaError(f"the order lacks micro-batch {micro} of stage {stage} of the plan")
@@ -130,7 +131,7 @@ def _check_named(orders: Orders, groups: Sequence[Sequence[Op]], label: str) -> 
             )
 
 
-def _micros(op: Op, label: str) -> Iterable[int]:
+def _micros(op: Op, label: str) -> range | tuple[int]:
     """The micro-batches of an operator: one, or all of a loop."""
     return range(op.loop.parts) if op.loop is not None and op.loop.label == label else (op.coordinate(label),)
 

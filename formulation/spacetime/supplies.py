@@ -73,6 +73,7 @@ class Written:
         for op in order:
             for written in self.writes[op]:
                 self._writers[written].setdefault(device(op), op)
+        self._terms: dict[object, tuple[VTensor, ...]] = {}
         self._registers: dict[tuple[Op, VTensor], Register] = {}
         self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
         self.turns: dict[Op, int] = {}  # the how manieth part of a node on its device a task is
@@ -89,6 +90,14 @@ class Written:
             return None
         first = next(iter(writers.values()))
         return None if term.tensor.node in self.builder.graph.shared else term.via, self.turns[first]
+
+    def by_producers(self, need: Need) -> tuple[VTensor, ...]:
+        """The different vTensors that the producers of a need write."""
+        key = need.producers, need.tensor, need.via
+        if key not in self._terms:
+            terms = (self.by_op[op, need.tensor, need.via] for op in need.producers)
+            self._terms[key] = tuple({id(term): term for term in terms}.values())
+        return self._terms[key]
 
     def writers(self, term: VTensor) -> Mapping[int, Op]:
         """The first writer of a term on each device."""
@@ -156,10 +165,10 @@ def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, 
 
 def _term(need: Need, demand: Demand, written: Written, chosen: Mapping[Need, Op]) -> VTensor:
     """The vTensor that serves a need: the one on the demand's own device, else the chosen producer's."""
-    terms = {id(term): term for term in (written.by_op[op, need.tensor, need.via] for op in need.producers)}
+    terms = written.by_producers(need)
     if len(terms) == 1:
-        return terms.popitem()[1]
-    for term in terms.values():
+        return terms[0]
+    for term in terms:
         if _own(demand, term, written):
             return term
     return written.by_op[chosen[need], need.tensor, need.via]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...model.graph.layout import P, dual
 from ...model.graph.pcg import PCG
@@ -254,6 +254,7 @@ class _Writers:
             for written in own:
                 by_box = self.found[written.tensor, written.via]
                 by_box.setdefault(written.mask.box, {}).setdefault(written.mask.addends, []).append(op)
+        self._known: dict[tuple[VTensor, Via], _Parts] = {}
         self.vias: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index in sorted(reached):
             if differentiable(pcg, index):
@@ -268,32 +269,61 @@ class _Writers:
             vias = list(self.vias[read.tensor.node])
         needs: list[Need] = []
         for via in vias:
-            by_box = self.found.get((read.tensor, via), {})
-            # A reader of a share chooses among all written addends, like the readers of the other shares.
-            exact = {} if read.mask.partial else by_box.get(read.mask.box, {})
-            whole = not _incomplete(exact)
-            if whole and all(op.device != task.device for ops in exact.values() for op in ops):
+            parts = self._parts(read, via)
+            if parts.devices and task.device not in parts.devices:
                 # A larger store on its own device needs no transfer.
-                kept = _covering(read.mask.box, by_box).get(ALL, ())
+                kept = _covering(read.mask.box, self.found.get((read.tensor, via), {})).get(ALL, ())
                 own = [op for op in kept if op.phase is Phase.STORE and op.device == task.device]
-                exact = {ALL: own} if own else exact
-            for cell in [read.mask.box] if whole else cells(read.mask.box, by_box):
-                writers = exact if whole else _covering(cell, by_box)
-                wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
+                parts = _Parts([self._part(read, via, read.mask.box, {ALL: own})]) if own else parts
+            for cell, writers, wrong in parts.cells:
                 if wrong:
                     need = Need(task, (), read.tensor, cell, via=via)
                     return needs, [told(wrong.where or task.where, f"{need}, {wrong.words}")]
-                needs += [
-                    Need(task, tuple(ops), read.tensor, cell, addends, via=via, read=read)
-                    for addends, ops in sorted(writers.items())
-                    if takes(read.mask.addends, addends)
-                ]
+                needs += [Need(task, ops, read.tensor, cell, addends, via=via, read=read) for addends, ops in writers]
         return needs, []
+
+    def _parts(self, read: VTensor, via: Via) -> _Parts:
+        """The parts of a vTensor; many tasks read the same."""
+        known = self._known.get((read, via))
+        if known is None:
+            by_box = self.found.get((read.tensor, via), {})
+            # A reader of a share chooses among all written addends, like the readers of the other shares.
+            exact = {} if read.mask.partial else by_box.get(read.mask.box, {})
+            if not _incomplete(exact):
+                devices = frozenset(op.device for ops in exact.values() for op in ops)
+                known = _Parts([self._part(read, via, read.mask.box, exact)], devices)
+            else:
+                found = cells(read.mask.box, by_box)
+                known = _Parts([self._part(read, via, cell, _covering(cell, by_box)) for cell in found])
+            self._known[read, via] = known
+        return known
+
+    @staticmethod
+    def _part(read: VTensor, via: Via, cell: Box, writers: dict[Addends, list[Op]]) -> _Part:
+        wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
+        taken = ((addends, ops) for addends, ops in writers.items() if takes(read.mask.addends, addends))
+        return _Part(cell, [(addends, tuple(ops)) for addends, ops in sorted(taken)], wrong)
 
     def loss(self) -> list[str]:
         """Problems of the loss, which no task reads."""
         wrong = _incomplete(self.found[PTensor(VALUE, self.pcg.loss), None].get((), {}))
         return [told(wrong.where, f"the loss {self.pcg.nodes[self.pcg.loss].name}, {wrong.words}")] if wrong else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The cells of a vTensor; `devices`: those that write it, if it is written as it is read."""
+
+    cells: list[_Part]
+    devices: frozenset[int | None] = frozenset()
+
+
+class _Part(NamedTuple):
+    """A cell, the addends of it that a reader takes with their writers, and what is wrong with these."""
+
+    cell: Box
+    writers: list[tuple[Addends, tuple[Op, ...]]]
+    wrong: _Wrong | None
 
 
 def _covering(cell: Box, by_box: dict[Box, dict[Addends, list[Op]]]) -> dict[Addends, list[Op]]:
@@ -318,6 +348,8 @@ def _incomplete(writers: dict[Addends, list[Op]]) -> _Wrong | None:
     """The problem if addends do not partition the whole; None if they do."""
     if not writers:
         return _Wrong("which no operator writes")
+    if len(writers) == 1 and ALL in writers:
+        return None
     at, last = ALL[0], None
     for (start, stop), ops in sorted(writers.items()):
         if start < at:
