@@ -4,12 +4,13 @@ The tensor-parallel ranks of a stage, or data-parallel replicas, run the same in
 tensors. `equal_ranks` finds them in the finished program, whatever plan made it: two ranks are equal if their
 instructions agree place by place in everything but the positions of boxes and shares, the numbers of parts of which a
 rank has one only, and the ranks that they talk to; and if their transfers join equal ranks at equal places. Times,
-memory and statements of equal ranks follow from those of the first of them.
+memory and statements of equal ranks follow from those of the first of them: all begin an event when the ranks equal to
+them begin an equal one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from .mask import ALL, Box, Mask
@@ -37,47 +38,44 @@ Members: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """By event of a program: the (rank, place) of its instructions."""
 
 
-def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> list[Hashable]:
-    """By rank, what is equal for ranks that differ in their numbers alone; `micro`: the micro-batch of registers."""
+def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> list[int]:
+    """By rank, the first of those that differ from it in their numbers alone; `micro`: the micro-batch of registers.
+
+    Transfers between them are not compared.
+    """
     even: dict[object, bool] = {}
-    return [_Rank(own, program, micro, even).key() for own in program.devices]
+    return numbered(_Rank(own, program, micro, even).key() for own in program.devices)
 
 
 def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """By rank, the first of those that are equal to it, itself if there are none before; `keys` differ elsewhere.
-
-    An event of a first rank has, of every rank that takes part in it, the first one at the same place.
-    """
+    """By rank, the first of those that are equal to it, itself if there are none before; `keys` differ elsewhere."""
     transfers = [
         [(place, steps[place]) for place, found in enumerate(own) if isinstance(found, Transfer)]
         for own, steps in zip(program.devices, program.steps, strict=True)
     ]
-    first = _numbered(keys)
+    shared = {step for own in transfers for _, step in own}
+    first = numbered(keys)
     while True:
-        partners = [
-            tuple((place, *sorted((first[rank], at) for rank, at in members[step])) for place, step in own)
-            for own in transfers
-        ]
-        apart = {rank for number in set(first) for rank in _apart(first, members, transfers[number])}
-        finer = _numbered(
-            [
-                (one, found, rank if rank in apart else None)
-                for rank, (one, found) in enumerate(zip(first, partners, strict=True))
-            ]
-        )
+        joins = {step: tuple(sorted((first[rank], at) for rank, at in members[step])) for step in shared}
+        partners = [tuple((place, joins[step]) for place, step in own) for own in transfers]
+        finer = numbered(zip(first, partners, strict=True))
         if finer == first:
             return tuple(first)
         first = finer
 
 
-def _apart(first: Sequence[int], members: Members, transfers: Sequence[tuple[int, int]]) -> Iterator[int]:
-    """The ranks that take part in a transfer of a first rank without the one that they are equal to."""
-    for _, step in transfers:
-        here = {*members[step]}
-        yield from (rank for rank, place in here if (first[rank], place) not in here)
+def equal_events(members: Members, first: Sequence[int]) -> tuple[list[int], Members]:
+    """By event, the number of those that are equal to it; and their instructions, on first ranks instead of equal ones.
+
+    Of several equal events of all ranks, as broadcasts each to some of them, first ranks may take part in different
+    ones. As equal ranks reach them in the same order, the first of each are in an order that all first ranks have.
+    """
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    keys = (tuple(sorted({(first[rank], place) for rank, place in own})) for own in members)
+    return [numbers.setdefault(key, len(numbers)) for key in keys], list(numbers)
 
 
-def _numbered(keys: Sequence[Hashable]) -> list[int]:
+def numbered(keys: Iterable[Hashable]) -> list[int]:
     """By place, the first one with the same key."""
     first: dict[Hashable, int] = {}
     return [first.setdefault(key, place) for place, key in enumerate(keys)]

@@ -47,7 +47,8 @@ class Looped:
 
     `steps`: the template's event; `micros`: for which micro-batch it is (0 for those that run once); `of`: the number
     of the micro-batch in the template by event, None for those that run once; `register`: the same of registers.
-    `irregular`: why the micro-batches of a loop have operators of their own; empty without such a loop.
+    `irregular`: why the micro-batches of a loop have operators of their own; empty without such a loop. `alike`: by
+    rank, the first one with the same instructions (`equal_ranks.likeness`); empty until they are compared.
     """
 
     program: Materialized
@@ -57,6 +58,7 @@ class Looped:
     of: Sequence[int | None] = ()
     register: dict[Register, int | None] = field(default_factory=dict)
     irregular: str = ""
+    alike: Sequence[int] = ()
 
     @cached_property
     def events(self) -> list[list[tuple[int, int]]]:
@@ -68,21 +70,30 @@ class Looped:
         return self.loop.count if self.loop else 1
 
     @cached_property
-    def likeness(self) -> list[Hashable]:
+    def same_instructions(self) -> Sequence[int]:
+        """By rank, the first one with the same instructions, in whatever order of micro-batches."""
+        return self.alike or likeness(self.program, self.register)
+
+    @cached_property
+    def likeness(self) -> Sequence[Hashable]:
         """By rank, what is equal for ranks that run the same instructions in the same order (`equal_ranks`)."""
-        found = likeness(self.program, self.register)
+        found = self.same_instructions
         if self.loop is None:
             return found  # in the order of their places
-        orders = (np.stack((here, self.micros))[:, here >= 0].tobytes() for here in self.places)
-        return [(own, sha256(order).digest()) for own, order in zip(found, orders, strict=True)]
+        orders = map(self.instructions, range(len(found)))
+        return [
+            (own, sha256(place.tobytes() + self.micros[at].tobytes()).digest())
+            for own, (at, place) in zip(found, orders, strict=True)
+        ]
 
-    @property
-    def places(self) -> Iterator[NDArray[np.int64]]:
-        """By rank, the place of its instruction in each of `steps`, -1 where it has none."""
-        for steps in self.program.steps:
-            place = np.full(len(self.events), -1, dtype=np.int64)
-            place[list(steps)] = np.arange(len(steps))
-            yield place[self.steps]
+    def instructions(self, rank: int) -> tuple[Numbers, Numbers]:
+        """Which of `steps` a rank takes part in, and the places of its instructions there."""
+        own = np.array(self.program.steps[rank], dtype=np.int64)
+        here = np.zeros(len(self.events), dtype=bool)
+        place = np.zeros(len(self.events), dtype=np.int64)
+        here[own], place[own] = True, np.arange(len(own))
+        at = np.flatnonzero(here[self.steps])
+        return at, place[self.steps[at]]
 
     def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
         """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
@@ -258,6 +269,7 @@ class _Pace:
                 for op in second:
                     self.before[self.at[op]] += [self.at[earlier] for earlier in first]
         self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
+        self.rows = {slot: self._rows(slot[0], tasks) for slot, tasks in self.slots.items()}
 
     def _divide(self, keys: Sequence[Key]) -> None:
         """Divide the tasks into slots, in the order of the template."""
@@ -334,6 +346,12 @@ class _Pace:
         rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
         return _Outer(rows, own.astype(bool), across.astype(bool))
 
+    def _rows(self, key: Key, tasks: Sequence[int]) -> tuple[Numbers, list[Numbers]]:
+        """The rows of a slot's tasks: of all, and by device."""
+        rows = np.array([self.family[at] for at in tasks], dtype=np.int64)
+        devices = np.array([device(self.tasks[at]) for at in tasks], dtype=np.int64)
+        return rows, [rows[devices == d] for d in self.devices[key]]
+
     def _column(self, at: int, before: int) -> bool:
         """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
         own = self.micro[before]
@@ -375,17 +393,15 @@ class _Pace:
         base = min(self.free[d] for d in here) // UNIT * UNIT
         across = np.maximum(before[outer.across] - base, -1)
         state = key, number, tuple(self.free[d] - base for d in here), across.tobytes()
-        rows = np.array([self.family[at] for at in tasks])
+        rows, of_device = self.rows[key, number]
         if state not in self.known:
             for at in tasks:
                 self._task(at, micro)
             self.known[state] = self.ends[rows, micro] - base, [self.free[d] - base for d in here]
         ends, free = self.known[state]
         self.ends[rows, micro] = ends + base
-        devices = np.array([device(self.tasks[at]) for at in tasks])
-        for d, end in zip(here, free, strict=True):
+        for d, own, end in zip(here, of_device, free, strict=True):
             self.free[d] = base + end
-            own = rows[devices == d]
             self.place[own, micro] = self.count[d] + np.arange(len(own))
             self.count[d] += len(own)
         return True

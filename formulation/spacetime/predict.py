@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
 from ...model.machine.machine import Machine
+from .equal_ranks import equal_events
 from .lifetimes import Lifetimes, Span, lifetimes
 from .looped import Looped, once
 from .mask import PTensor
@@ -209,9 +210,9 @@ def predict(
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
     prices = Prices(program.tasks.graph, machine, dtype, optimizer)
     moves = _Moves(given, prices, WeightTraffic(program, prices))
-    first = given.equal_ranks([moves.ns[here >= 0].tobytes() for here in given.places])
+    first = given.equal_ranks([moves.ns[given.instructions(rank)[0]].tobytes() for rank in range(len(program.devices))])
     living = {device: lifetimes(program, device, prices, given.pcg) for device in sorted({*first})}
-    timeline = _Timeline(given, moves, living)
+    timeline = _Timeline(given, moves, living, first)
     times, streams = timeline.run(), timeline.streams()
     memory = {device: _usage(given, device, times[device], alive) for device, alive in living.items()}
     return Prediction(
@@ -266,9 +267,12 @@ class _Device:
 
 
 class _Timeline:
-    """The times of the devices of `living`, one of each class of equal ones, and of all transfers between them."""
+    """The times of the devices of `living`, one of each class of equal ones, and of all transfers between them.
 
-    def __init__(self, looped: Looped, moves: _Moves, living: Mapping[int, Lifetimes]) -> None:
+    `first`: by device, the one of `living` that is equal to it.
+    """
+
+    def __init__(self, looped: Looped, moves: _Moves, living: Mapping[int, Lifetimes], first: Sequence[int]) -> None:
         self.looped, self.program, self.prices, self.living = looped, looped.program, moves.prices, living
         self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator
         self.updating = {  # what updates read: parts of weights and gradients that are kept
@@ -279,13 +283,12 @@ class _Timeline:
             for register in x.reads
         }
         self.moves, self.weights = moves, moves.weights
+        numbers, events = equal_events(looped.events, first)
+        self.number = np.array(numbers, dtype=np.int64)  # by step of the program, that of its event here
+        micros = dict(zip(numbers, looped.of, strict=True)) if looped.of else {}
         self.entries = [
-            [
-                self._entry(device, place, self.looped.of[step] if self.looped.of else None)
-                for device, place in members
-                if device in living
-            ]
-            for step, members in enumerate(looped.events)
+            [self._entry(device, place, micros.get(number)) for device, place in members]
+            for number, members in enumerate(events)
         ]
 
     def streams(self) -> dict[int, tuple[Streamed, ...]]:
@@ -337,12 +340,14 @@ class _Timeline:
         devices = {device: _Device(dict.fromkeys(STREAMS, 0)) for device in self.living}
         ready: list[dict[int, int]] = [{} for _ in self.rows]
         made: dict[int, tuple[list[int], ...]] = {device: ([], [], [], [], []) for device in self.living}
-        here = np.array([bool(members) for members in self.entries], dtype=bool)[self.looped.steps]
-        events = (own[here].tolist() for own in (self.looped.steps, self.looped.micros, self.moves.ns))
-        for step, micro, moved in zip(*events, strict=True):
-            members = self.entries[step]
+        numbers = self.number[self.looped.steps]
+        at = np.sort(np.unique(numbers * count + self.looped.micros, return_index=True)[1])  # the first of equal ones
+        transfers = self.moves.transfers[self.looped.steps[at]]
+        events = (own[at].tolist() for own in (numbers, self.looped.micros, self.moves.ns))
+        for number, micro, moved, transfer in zip(*events, transfers.tolist(), strict=True):
+            members = self.entries[number]
             start = self._start(members, micro, devices, ready)
-            ns = moved if step in self.moves else members[0].on.ns
+            ns = moved if transfer else members[0].on.ns
             end = start + ns
             for entry in members:
                 own, stream = devices[entry.device], entry.on.stream
@@ -421,8 +426,12 @@ class _Moves:
         self.moves = dict(_moves(looped.program, prices, weights))
         self.known: dict[tuple[str, int, Message, float, tuple[tuple[int, ...], ...]], int] = {}
 
-    def __contains__(self, step: int) -> bool:
-        return step in self.moves
+    @cached_property
+    def transfers(self) -> NDArray[np.bool_]:
+        """By step of the program, whether it is a transfer."""
+        found = np.zeros(len(self.looped.events), dtype=bool)
+        found[list(self.moves)] = True
+        return found
 
     def size_bytes(self, key: int) -> int:
         return self.moves[key].size_bytes
@@ -430,9 +439,7 @@ class _Moves:
     @cached_property
     def ns(self) -> Numbers:
         """The time of every event that is a transfer, in the order of all; 0 for the others."""
-        transfers = np.zeros(len(self.looped.events), dtype=bool)
-        transfers[list(self.moves)] = True
-        here = transfers[self.looped.steps]
+        here = self.transfers[self.looped.steps]
         found = np.zeros(len(here), dtype=np.int64)
         found[here] = list(self._times(self.looped.steps[here].tolist()))
         return found

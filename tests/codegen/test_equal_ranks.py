@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import partita
+from partita import op_assign, op_trans, split, stages
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.report.spacetime_trace import timeline
@@ -69,3 +70,18 @@ def test_example_plans_are_as_with_every_rank_by_itself(name: str, monkeypatch: 
     print(found.looped.equal_ranks([0] * found.ranks))
     if EXAMPLES[name] is not None:
         assert found.looped.equal_ranks([0] * found.ranks) == EXAMPLES[name]
+
+
+def test_equal_ranks_may_take_part_in_different_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of the first stage sends to the other one of the second: the first ranks of both never meet."""
+
+    def made() -> SpaceTimePlan:
+        graph = partita.graph(*build("gpt3-1.3b", small=True, sizes={"layers": 2}), batch=4)
+        for ops, ranks in zip(stages(graph, 2), ((0, 1), (3, 2)), strict=True):
+            for op in ops:
+                for rank, part in zip(ranks, op_trans(op, split("batch", 2)), strict=True):
+                    op_assign(part, rank)
+        return partita.space_time(graph)
+
+    found = compared(made, monkeypatch)
+    assert found.looped.equal_ranks([0] * found.ranks) == (0, 0, 2, 2)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
@@ -22,6 +23,7 @@ def by_layer(looped: Looped) -> Looped:
         return looped
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = np.argsort(order)
+    moves = (np.argsort(number[list(own)]).tobytes() for own in program.steps)
     steps, micros, target = looped.steps, looped.micros, np.array([earlier.get(s, s) for s in range(len(order))])
     key = steps * looped.count + micros
     place = np.argsort(key)
@@ -35,6 +37,7 @@ def by_layer(looped: Looped) -> Looped:
         steps=number[steps][moved],
         micros=micros[moved],
         of=[looped.of[step] for step in order] if looped.of else (),
+        alike=numbered(zip(looped.same_instructions, moves, strict=True)),
     )
 
 
