@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,24 @@ def test_example_plans_with_loops_are_as_with_operators(name: str, monkeypatch: 
     found = made(loop=True)
     assert found.looped.loop is not None and found.looped.loop.count == arguments.get("micros", 4)
     alike(found, made(loop=False))
+
+
+def test_constants_are_sent_once_for_all_micro_batches() -> None:
+    """LLaMA's tables of positions, computed in the first stage: those of none of the micro-batches that read them."""
+
+    def made(cut: Any) -> SpaceTimePlan:
+        graph = partita.graph(*build("llama-7b", small=True, sizes={"layers": 4}), batch=6)
+        for op in graph.forward:
+            op_trans(op, cut(6))
+        parts = stages(graph, 4)
+        for device, ops in enumerate(parts):
+            op_assign(ops, device)
+        in_order(one_f_one_b(4, 6), parts)
+        return partita.space_time(graph)
+
+    loop = made(micro_batches)
+    alike(loop, made(each))
+    assert re.search(r'v\["to(_\d)?"\] = run\.(receive|broadcast)', loop.source())
 
 
 def accumulated(graph: Graph, cut: Any) -> None:

@@ -48,7 +48,10 @@ class Registers:
         self.reads: Counter[Register] = Counter()
 
     def find_lanes(self) -> None:
-        """Find the lane of every register: that of its writer, else of its reader."""
+        """Find the lane of every register: that of its writer, else what those of its readers have in common.
+
+        So a constant that all micro-batches read is that of none of them.
+        """
         flow = self.flow
         of = {op: segment.lane for segment in self.arranged.segments for op in segment.ops}
         for place, instruction in enumerate(flow.instructions):
@@ -56,16 +59,16 @@ class Registers:
                 self.lane.update(dict.fromkeys(writes(instruction), of[flow.op(place)]))
             elif isinstance(instruction, Run | Accumulate):
                 self.lane.update(dict.fromkeys(writes(instruction), ()))
+        written = {*self.lane}
         for place in reversed(range(len(flow.instructions))):
+            if flow.phase(place) is not None:
+                lane: Lane | None = of[flow.op(place)]
+            else:
+                lane = next((self.lane[r] for r in writes(flow.instructions[place]) if r in self.lane), None)
             for register in reads(flow.instructions[place]):
-                if register in self.lane:
-                    continue
-                if flow.phase(place) is not None:
-                    self.lane[register] = of[flow.op(place)]
-                else:
-                    made = [self.lane[r] for r in writes(flow.instructions[place]) if r in self.lane]
-                    if made:
-                        self.lane[register] = made[0]
+                if lane is not None and register not in written:
+                    common = self.lane.get(register, lane)
+                    self.lane[register] = common if common == lane else tuple(own for own in common if own in lane)
         for instruction in flow.instructions:
             known = [self.lane[r] for r in reads(instruction) if r in self.lane]
             for register in writes(instruction):
