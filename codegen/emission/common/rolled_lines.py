@@ -125,9 +125,9 @@ def numbers(piece: Piece) -> Iterator[Number]:
 def mapped(piece: Piece, change: Callable[[Number], Number]) -> Piece:
     """A piece with changed numbers; `change` gets them in the order of `numbers`."""
     if isinstance(piece, Line):
-        return replace(piece, numbers=tuple(map(change, piece.numbers)))
-    names = tuple(replace(name, numbers=tuple(map(change, name.numbers))) for name in piece.names)
-    return replace(piece, names=names, body=tuple(mapped(inner, change) for inner in piece.body))
+        return Line(piece.text, tuple(map(change, piece.numbers)))
+    names = tuple(Line(name.text, tuple(map(change, name.numbers))) for name in piece.names)
+    return RolledLoop(piece.variable, piece.count, tuple(mapped(inner, change) for inner in piece.body), names)
 
 
 def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from ....formulation.spacetime.looped import Looped
@@ -16,7 +15,7 @@ from ..common.conversions import Used
 from ..common.features import program_text
 from ..common.rolled_lines import Line, Piece, of_rank, rolled
 from .data_flow import Flow
-from .device_statements import DeviceWriter
+from .device_statements import DeviceWriter, Written
 from .features import FEATURES, SpaceTimeEmission
 from .function_table import Functions, device_functions
 from .label_counts import count_lines
@@ -63,8 +62,8 @@ def emit(
     ranks = {d: [rank for rank, other in enumerate(first) if other == d] for d in sorted({*first})}
     flows = {d: Flow(program, d, graph, own, messages) for d, own in ranks.items()}
     writers = {d: DeviceWriter(flow, functions, program.shapes, copies) for d, flow in flows.items()}
-    lines = {d: statements(looped, writer.flow, writer.lines()) for d, writer in writers.items()}
-    rolls = {d: rolled([_named(piece, names) for piece in pieces]) for d, pieces in lines.items()}
+    lines = {d: statements(looped, writer.flow, _named(writer.lines(), names)) for d, writer in writers.items()}
+    rolls = {d: rolled(pieces) for d, pieces in lines.items()}
     bodies = [[of_rank(piece, ranks[d].index(rank)) for piece in rolls[d]] for rank, d in enumerate(first)]
     texts, table = device_functions([writers[d].arranged.segments for d in first], bodies)
     emission = SpaceTimeEmission(
@@ -101,11 +100,15 @@ def _fetches(program: Materialized) -> bool:
     )
 
 
-def _named(piece: Piece, names: dict[tuple[int, ...], str]) -> Piece:
-    """The statement with groups replaced by the names of their families."""
-    assert isinstance(piece, Line)
-    text = tuple(_GROUP.sub(lambda m: f'"{names[tuple(map(int, m[1].split(",")))]}"', part) for part in piece.text)
-    return replace(piece, text=text)
+def _named(written: Sequence[Written], names: dict[tuple[int, ...], str]) -> list[Written]:
+    """The statements with groups replaced by the names of their families."""
+
+    def named(piece: Piece) -> Piece:
+        assert isinstance(piece, Line)
+        text = tuple(_GROUP.sub(lambda m: f'"{names[tuple(map(int, m[1].split(",")))]}"', part) for part in piece.text)
+        return Line(text, piece.numbers)
+
+    return [Written(own.step, list(map(named, own.pieces))) for own in written]
 
 
 def _docstring(summary: Sequence[str], ranks: int) -> str:

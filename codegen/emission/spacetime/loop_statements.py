@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
@@ -18,7 +17,7 @@ import numpy as np
 
 from ....formulation.spacetime.loop import Irregular, Loop
 from ....formulation.spacetime.looped import Looped
-from ..common.rolled_lines import Line, Number, Piece, mapped
+from ..common.rolled_lines import Line, Number, Piece
 from .data_flow import TEMPLATE, Flow
 from .device_statements import Written
 from .segments import SegmentPhase
@@ -56,17 +55,15 @@ class _Device:
                 self.text[own.step] = number
         self.needs = self._needs()
         self.queue = deque(item for item in self._order(looped) if item[0] in self.blocks or item[0] in self.text)
+        self.lines = [[(own, _moving(own)) for own in map(_line, statement.pieces)] for statement in written]
         self.pieces: list[Piece] = []
         self._check()
 
     def _order(self, looped: Looped) -> list[Item]:
         """The device's instructions in the order of all micro-batches."""
-        device = self.flow.device
-        steps = looped.program.steps[device]
-        place = np.full(len(looped.events), -1, dtype=np.int64)
-        place[list(steps)] = np.argsort(self.flow.places)  # places of the flow
-        own = place[looped.steps]
-        return list(zip(own[own >= 0].tolist(), looped.micros[own >= 0].tolist(), strict=True))
+        at, place = looped.instructions(self.flow.device)
+        own = np.argsort(self.flow.places)[place]  # places of the flow
+        return list(zip(own.tolist(), looped.micros[at].tolist(), strict=True))
 
     def _needs(self) -> list[frozenset[int]]:
         """By place, what an instruction needs that has statements: of a sum that autograd forms, what is added."""
@@ -82,7 +79,7 @@ class _Device:
         for own in self.written:
             micro = self._micro(own)
             if micro is not None:
-                found[micro].update(_likeness(piece, micro) for piece in own.pieces if not _dropped(piece))
+                found[micro].update(_likeness(_line(piece), micro) for piece in own.pieces if not _dropped(piece))
         if found[1] != found[2]:
             raise Irregular("the statements of micro-batches differ in more than their number")
 
@@ -140,14 +137,26 @@ class _Device:
         """The statements of the template for a micro-batch, of which `shown` stands for it there."""
 
         def settled(found: Number) -> Number:
-            if found.role != TEMPLATE:
-                return found
             if found.constant != shown and found.constant == 1:
                 raise Irregular("a statement is of two micro-batches")
             constant = micro if found.constant == shown else self.loop.shown[found.constant]
-            return replace(found, role="m", constant=constant)
+            return Number("m", constant, found.terms, found.more)
 
-        self.pieces += [mapped(piece, settled) for piece in self.written[number].pieces]
+        for own, moving in self.lines[number]:
+            numbers = list(own.numbers)
+            for place in moving:
+                numbers[place] = settled(numbers[place])
+            self.pieces.append(Line(own.text, tuple(numbers)) if moving else own)
+
+
+def _line(piece: Piece) -> Line:
+    assert isinstance(piece, Line), "nothing is rolled up so far"
+    return piece
+
+
+def _moving(own: Line) -> list[int]:
+    """Which of a statement's numbers are micro-batches of the template."""
+    return [place for place, number in enumerate(own.numbers) if number.role == TEMPLATE]
 
 
 _FETCHED = re.compile(r", weights=\{[^}]*\}")
@@ -158,12 +167,11 @@ def _dropped(piece: Piece) -> bool:
     return isinstance(piece, Line) and piece.text[0].startswith("w.take(")
 
 
-def _likeness(piece: Piece, micro: int) -> object:
+def _likeness(piece: Line, micro: int) -> object:
     """Equal for statements of two micro-batches that differ in their number, or in what is read last.
 
     The last reader of a weight that is no parameter of its own may find it under another name.
     """
-    assert isinstance(piece, Line)
     own = ("m" if n.role == TEMPLATE and n.constant == micro else f"{n.role} {n.constant}" for n in piece.numbers)
     text = "".join(part for pair in zip_longest(piece.text, own, fillvalue="") for part in pair)
     return _FETCHED.sub("", text).replace(".take(", "[").replace(")", "]")
