@@ -11,6 +11,7 @@ kernels of their layer, which ends with the longer of both; elsewhere devices wa
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -339,7 +340,7 @@ class _Timeline:
         count = self.looped.count
         devices = {device: _Device(dict.fromkeys(STREAMS, 0)) for device in self.living}
         ready: list[dict[int, int]] = [{} for _ in self.rows]
-        made: dict[int, tuple[list[int], ...]] = {device: ([], [], [], [], []) for device in self.living}
+        made = {device: (array("q"), array("q"), array("q")) for device in self.living}
         numbers = self.number[self.looped.steps]
         at = np.sort(np.unique(numbers * count + self.looped.micros, return_index=True)[1])  # the first of equal ones
         transfers = self.moves.transfers[self.looped.steps[at]]
@@ -351,9 +352,7 @@ class _Timeline:
             end = start + ns
             for entry in members:
                 own, stream = devices[entry.device], entry.on.stream
-                places, micros, reached, starts, ends = made[entry.device]
-                places.append(entry.place)
-                micros.append(micro)
+                reached, starts, ends = made[entry.device]
                 reached.append(own.free[COMPUTE])
                 starts.append(start)
                 ends.append(end)
@@ -369,7 +368,13 @@ class _Timeline:
         for own in devices.values():
             own.enter(None)
         assert count, "a loop has micro-batches"
-        return {device: Times(*(np.array(x, dtype=np.int64) for x in own)) for device, own in made.items()}
+        return {
+            device: self._times(device, *(np.array(x, dtype=np.int64) for x in own)) for device, own in made.items()
+        }
+
+    def _times(self, device: int, reached: Numbers, starts: Numbers, ends: Numbers) -> Times:
+        at, places = self.looped.instructions(device)
+        return Times(places, self.looped.micros[at], reached, starts, ends)
 
     def _start(
         self, members: Sequence[_Entry], micro: int, devices: Mapping[int, _Device], ready: Sequence[Mapping[int, int]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ def quoted(name: str, count: int = 1, always: bool = False) -> str:
     return f"⟪{'.'.join(parts)}{suffix}⟫"
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A constant and multiples of loop variables; `role` names the variable of a loop in which it advances.
 
     `more`: by rank for which the statement stands, how much larger it is there; empty if it is the same for all.
@@ -60,8 +59,7 @@ class Number:
         return text if not self.constant else f"{text} {'-' if self.constant < 0 else '+'} {abs(self.constant)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A statement: its text around its numbers, and the numbers."""
 
     text: tuple[str, ...]
@@ -99,7 +97,7 @@ def of_rank(piece: Piece, rank: int) -> Piece:
     """A piece for one of the ranks for which it stands, by number among them."""
 
     def own(number: Number) -> Number:
-        return replace(number, constant=number.constant + number.more[rank], more=()) if number.more else number
+        return number._replace(constant=number.constant + number.more[rank], more=()) if number.more else number
 
     return mapped(piece, own)
 
@@ -134,11 +132,20 @@ def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:
     """Roll up blocks that repeat with numbers advancing in equal steps, then lines that differ in a name."""
     current = list(pieces)
     grown = True
+    ids: dict[object, int] = {}
+    known: dict[int, tuple[Piece, int, list[int]]] = {}  # by id: most pieces stay what they are
+
+    def looked_at(piece: Piece) -> tuple[Piece, int, list[int]]:
+        """A piece, the number of its shape, and its constants."""
+        if id(piece) not in known:
+            found = ids.setdefault(shape(piece), len(ids)), [number.constant for number in numbers(piece)]
+            known[id(piece)] = piece, *found
+        return known[id(piece)]
+
     while grown:
         grown = False
-        ids: dict[object, int] = {}
-        keys = np.array([ids.setdefault(shape(piece), len(ids)) for piece in current])
-        flat = [[n.constant for n in numbers(piece)] for piece in current]
+        looks = list(map(looked_at, current))
+        keys, flat = np.array([key for _, key, _ in looks]), [constants for *_, constants in looks]
         for length in range(1, min(LONGEST_BLOCK, len(current) // 2) + 1):
             made = _roll(current, keys, flat, length)
             if made is not None:
@@ -190,7 +197,7 @@ def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> RolledLoo
 
     def advanced(number: Number) -> Number:
         step = next(advance)
-        return replace(number, terms=(*number.terms, (variable, step))) if step else number
+        return number._replace(terms=(*number.terms, (variable, step))) if step else number
 
     return RolledLoop(variable, count, tuple(mapped(piece, advanced) for piece in block))
 
@@ -246,7 +253,7 @@ def shown(piece: Line) -> str:
     parts = [piece.text[0]]
     for number, after in zip(piece.numbers, piece.text[1:], strict=True):
         moving = "{%s}" if number.terms and "".join(parts).count("⟪") > "".join(parts).count("⟫") else "%s"
-        parts += [moving % number, after]
+        parts += [moving % str(number), after]
     return "".join(parts)
 
 
@@ -286,7 +293,7 @@ def _from(number: Number, variable: str, start: int, step: int) -> Number:
     """The number after the substitution variable := start + step * variable."""
     by = dict(number.terms).get(variable, 0)
     terms = tuple((name, b if name != variable else b * step) for name, b in number.terms)
-    return replace(number, constant=number.constant - by * step * start, terms=terms)
+    return number._replace(constant=number.constant - by * step * start, terms=terms)
 
 
 def _over_names_text(loop: RolledLoop, indent: int) -> list[str]:
