@@ -14,10 +14,11 @@ from typing import Any
 
 from ..codegen.plan.spacetime_plan import graph, space_time
 from ..formulation.pipeline.orders import one_f_one_b
+from ..formulation.spacetime.dtypes import constants
 from ..formulation.spacetime.graph import Graph
 from ..formulation.spacetime.primitives import op_assign, op_trans
 from ..formulation.spacetime.stages import in_order, stages
-from ..formulation.spacetime.transformation import micro_batches, split
+from ..formulation.spacetime.transformation import micro_batches, replicate, split
 from ..model.machine.machine import Machine
 from ..model.zoo import build
 from .cases import Row, Tell, measured
@@ -74,15 +75,18 @@ def measure(case: Case) -> Row:
 
 
 def write(plan: Graph, case: Case) -> None:
-    """Heads, hidden units and vocabulary in parts, in stages, 1F1B."""
+    """Heads, hidden units and vocabulary in parts, in stages, 1F1B; LLaMA's tables of positions in every stage."""
     llama = case.model.startswith("llama")
     heads = ("layers.*.attention.query.weight", 0, 0) if llama else ("layers.*.attention.qkv.weight", 0, 1)
     vocabulary = ("scores.weight" if llama else "token_embedding.weight", 0)
+    tables = {op.node for op in plan.forward if llama and constants(plan.pcg)[op.node]}
     for op in plan.forward:
         for micro in op_trans(op, micro_batches(case.micros)):
-            op_trans(micro, split([heads, ("layers.*.up.weight", 0), vocabulary], case.tensor, "tensor"))
-    parts = stages(plan, case.stages)
+            for part in op_trans(micro, replicate(case.stages, label="stage")) if op.node in tables else (micro,):
+                op_trans(part, split([heads, ("layers.*.up.weight", 0), vocabulary], case.tensor, "tensor"))
+    parts = stages(plan, case.stages, [op for op in plan.forward if op.node not in tables])
     for stage, ops in enumerate(parts):
+        ops += [op for op in plan.forward if op.node in tables and op.coordinate("stage") == stage]
         for op in ops:
             op_assign(op, stage * case.tensor + op.coordinate("tensor"))
     in_order(one_f_one_b(case.stages, case.micros), parts)
