@@ -101,12 +101,20 @@ def _elements_of_layer(pcg: PCG) -> Mapping[int, int]:
 
 
 def divided_layers(pcg: PCG) -> frozenset[int]:
-    """The nodes of segments of which other stages have a part; none unless the graph is a stage."""
+    """The nodes that are in other segments than in the whole graph, of which stages have parts; none of a whole graph.
+
+    They may be in no segment where one of the whole graph ends with what its list computes between two entries.
+    """
     at = origin(pcg)
     if at.part is None:
         return frozenset()
-    whole, places = {s.nodes for s in segments(at.part[0])}, at.part[1]
-    return frozenset(n for s in segments(at) if tuple(sorted(places[n] for n in s.nodes)) not in whole for n in s.nodes)
+    places = {n: place for n, place in enumerate(at.part[1]) if at.nodes[n].op not in _ONCE}
+    here, there = ({i: s.nodes for s in segments(graph) for i in s.nodes} for graph in (at, at.part[0]))
+
+    def is_divided(n: int, place: int) -> bool:
+        return [places[i] for i in here.get(n, ())] != [*there.get(place, ())]
+
+    return frozenset(n for n, place in places.items() if is_divided(n, place))
 
 
 # Lists of layers

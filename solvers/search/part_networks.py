@@ -157,14 +157,16 @@ class PartNetworks:
 
         Leaves out what other parts may have too: shared weights, and nodes that every stage computes for itself. A
         layer that a cut divides, or that computes what crosses the end, counts its kernels only, without traffic and
-        transient memory, so that the bounds of parts add up. If `memory` is ignored all layers do.
+        transient memory, so that the bounds of parts add up; one that is divided keeps nothing, as the whole layer may
+        recompute it. If `memory` is ignored all layers count so.
         """
         shared, sent = _of_nodes(found, self.pipeline.repeated(i, j)), {variable for variable, _ in variables.right}
         ends = sent | {variable for variable, _ in variables.left}
         network, open_ = found.network, _of_nodes(found, _open_layers(found)) if memory else set()
         switches = {s.variable for s in network.switches if memory and open_.isdisjoint(s.scope(network.edges))}
         windows = {w for w, x in enumerate(network.windows) if memory and open_.isdisjoint(x.variables)}
-        within = _without(network, cost=shared | sent, own=ends, transient=switches)
+        divided = _of_nodes(found, divided_layers(found.pcg)) if memory else set()
+        within = _without(network, cost=shared | sent, own=ends, use=divided, transient=switches)
         within = replace(within, constant=0, chains=tuple(_closed(network.chains, open_)))
         return without_windows(within, kernels_only=True, keep=windows)
 
@@ -175,7 +177,7 @@ class PartNetworks:
         except PartitaError:
             return MemoryNeed(0, INFINITE)
         variables = _Variables(found, tuple(self.pipeline.weights))
-        shared = self.pipeline.repeated(i, j) | self.pipeline.held_elsewhere(i, j)
+        shared = self.pipeline.repeated(i, j) | self.pipeline.held_elsewhere(i, j) | divided_layers(found.pcg)
         ends = {variable for variable, _ in (*variables.left, *variables.right)}  # no messages inside a part
         within = self._in_share(_without(found.network, use=_of_nodes(found, shared), lone=ends))
         stored = [None if own is None else found.network.variables[own[0]].use for own in variables.stored]

@@ -42,6 +42,7 @@ from partita.solvers.elimination.transient_memory import without_windows
 from partita.solvers.executors import Processes, Serial
 from partita.solvers.protocol import NO_LIMITS, PRICED, Limits, Progress, Solution, Status, solver
 from partita.solvers.search.cut_search import search_cuts
+from partita.solvers.search.memory_limits import least_use
 from partita.solvers.search.merged_device_bound import MergedDeviceBound
 from partita.solvers.search.part_bounds import ANY, Query
 from partita.solvers.search.part_networks import PartNetworks
@@ -413,6 +414,43 @@ def test_layers_inside_count_with_their_traffic_and_transient_memory(memory: int
         for (i, j), inside in counted.items():
             if a <= i < j <= b:
                 assert inside + sum(hidden[n, n + 1] for n in (*range(a, i), *range(j, b))) <= whole, (a, b, i, j)
+
+
+def block(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+
+
+class Nested(nn.Module):
+    """Layers of smaller layers, between which a pipeline may be cut too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"inner": nn.ModuleList(block(width) for _ in range(3)), "last": nn.Linear(width, width)})
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            assert isinstance(layer, nn.ModuleDict)
+            for inner in layer["inner"]:
+                x = x + inner(x)
+            x = torch.relu(layer["last"](x))
+        return x.square().mean()
+
+
+def test_parts_of_a_layer_need_no_more_memory_than_the_layer_recomputed() -> None:
+    with torch.device("meta"):
+        graph = capture(Nested(64).train(), (torch.zeros(8, 64),), batch=8192)
+    problem = replace(asked("short", (2,), 400 * MIB, 8, MODES), pcg=graph, training=Training(8192, "float32", "sgd"))
+    parts = PartNetworks(PipelineProblem(problem), Configuration((2,), ((1,),), 4), solver("auto"))
+    count = parts.pipeline.count
+    pairs = [ends for ends in combinations(range(count), 2) if ends != (0, count - 1)]
+    needs = {ends: parts.memory_need(*ends, in_flight=2).bytes for ends in pairs}
+    least = {ends: least_use(parts.encoding(*ends, 2).network) for ends in pairs}
+    inside = [(a, b) for a, b in product(pairs, pairs) if b[0] <= a[0] < a[1] <= b[1]]
+    assert all(needs[a] <= least[b] for a, b in inside)
+    assert sum(needs[a] > 0.5 * least[b] for a, b in inside) > count  # and not much less
 
 
 class Gated(nn.Module):
