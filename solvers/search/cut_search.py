@@ -299,8 +299,16 @@ class _CutSearch:
         if best is not None and best.objective is not None and self._is_within_gap(best.objective, bound):
             return True
         return any(
-            self.state.tried.get((kind, query, level), -1) >= cutoff for level in Level if level >= self.effort.level
+            spent >= cutoff and (query == asked or self._has_answer_of(kind, query, asked))
+            for (of, asked, level), spent in self.state.tried.items()
+            if of == kind and level >= self.effort.level
         )
+
+    def _has_answer_of(self, kind: Hashable, query: Query, wider: Query) -> bool:
+        """True if the best solution of a wider query is one of this query too; a closer effort proves more of it."""
+        best = self.state.known.best(kind, wider) if query.is_restriction_of(wider) else None
+        known = best is not None and best.in_flight >= query.in_flight and query.admits(best.ends)
+        return known and self.effort.level < Level.CLOSED
 
     def _is_within_gap(self, objective: int, bound: int) -> bool:
         return bound >= ceil(objective - abs(objective) * Fraction(self.effort.gap))

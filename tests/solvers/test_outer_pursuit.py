@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -180,3 +181,26 @@ def test_a_stage_is_bounded_roughly_before_it_is_solved() -> None:
     assert found is not None and found.objective == best_of_all(made, configuration)
     rough, solved = ({(i, j) for i, j, quick in asked if quick is kind} for kind in (True, False))
     assert solved < rough
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_stage_is_priced_again_for_layouts_that_its_solution_has(seed: int) -> None:
+    """Prices leave a gap, which a second call with fewer layouts would leave too."""
+    made, solved = Made(random.Random(seed), 5, False, False, 10**6), list[tuple[object, Query, PartAnswer]]()
+    solve = made.solve
+
+    def noted(i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
+        answer = replace(solve(i, j, query, effort), bound=made.inside(i, j))
+        if effort.rough:
+            return PartAnswer(answer.bound)
+        kind = made.kind(i, j)
+        wider = [a for of, asked, a in solved if of == kind and query.is_restriction_of(asked)]
+        assert not any(query.admits(a.ends) for a in wider if a.objective is not None)
+        solved.append((kind, query, answer))
+        return answer
+
+    made.solve = noted  # type: ignore[method-assign]
+    configuration, state = Configuration((2,), ((1,),), 4, schedule_named("1f1b")), Proved()
+    found = search_cuts(made, configuration, state, INFINITE, Effort(Level.PRICED))
+    best = best_of_all(made, configuration)
+    assert found is not None and best is not None and state.bound <= best <= found.objective
