@@ -172,7 +172,7 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
         _branch(best, groups, search)
-        if not search.done:
+        if not search.done and (best.is_mixed or not limits.quick):
             _raise_copies(best, groups, search)
     if search.bound >= INFINITE:
         return _without_solution(search, "no solution, by branching over transient use")
@@ -265,14 +265,14 @@ def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     if not groups or search.done or (search.objective is not None and not any(best.price.price)):
         return
     reach = min(search.ceiling - 1, best.circuit.max_cost)
-    small = best.restricted(reach, search.until)
+    small = best.smaller(reach, search.until)
     if small is None:
         search.raise_bound(reach + 1)
     else:
         small = unrelaxed(small, groups)
         quick = search.limits.quick and search.objective is not None
         times, more = _QUICK_BRANCHING if quick else _BRANCHING
-        branch_transient(small, groups, search, search.work * (1 + times) + more)
+        branch_transient(small, groups, search, best, search.work * (1 + times) + more)
 
 
 def _without_extra(circuit: Circuit) -> Circuit:

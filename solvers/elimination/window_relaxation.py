@@ -13,7 +13,7 @@ does not raise the bound, the next point is nearer to the best one.
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, log2, prod
 
 import numpy as np
 
@@ -40,6 +40,7 @@ _CLOSE, _OF_GAP = 1e-6, 0.1  # of the bound, and of the gap of the search, likew
 _ENOUGH = 0.05  # of the gap: a bound that can rise by less is left to lists
 _FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
 _BEYOND = 2.0  # or so many times what is left to the ceiling
+_SHARED = 2.0  # times the work: what equal layers would take by themselves, from which leaving options out does not pay
 _NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from which leaving options out pays
 
 
@@ -61,6 +62,19 @@ class WindowPrice:
         """The circuit without what is in no solution of cost up to `reach`; None if nothing is left."""
         through = self.circuit.backward(self.price.slots, until)
         return restrict(self.circuit, through, self.price.max_total(self.circuit, reach), ())
+
+    def smaller(self, reach: int, until: float) -> Circuit | None:
+        """As `restricted`, but the circuit itself where that takes less work: equal layers share what is left whole."""
+        work = self.circuit.size[1]
+        if sum(prod(bucket.dims) for bucket in self.circuit.buckets) > _SHARED * work:
+            return self.circuit
+        found = self.restricted(reach, until)
+        return self.circuit if found is not None and found.size[1] >= work else found
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if several streams of a window have more than the least weight: else one of them is the longest."""
+        return any(max(own) < 1 - len(own) * _LEAST for own in self.weights.values())
 
 
 def weighted(circuit: Circuit, weights: Weights) -> Circuit:
@@ -179,22 +193,25 @@ class Cuts:
         return point, float(answer.x[0]) * scale
 
 
-def price_windows(circuit: Circuit, search: Search) -> WindowPrice | None:
-    """Raise the bound of `search` by weights and prices, and offer the solutions found; None if infeasible."""
-    return _Pricing(circuit, search).maximised()
+def price_windows(circuit: Circuit, search: Search, reach: int = INFINITE) -> WindowPrice | None:
+    """Raise the bound of `search` by weights and prices, and offer the solutions found; None if infeasible.
+
+    The circuit has all solutions of cost up to `reach`.
+    """
+    return _Pricing(circuit, search, reach).maximised()
 
 
 class _Pricing:
     """The search for the best point."""
 
-    def __init__(self, circuit: Circuit, search: Search) -> None:
+    def __init__(self, circuit: Circuit, search: Search, reach: int) -> None:
         self.circuit, self.search, self.cuts = circuit, search, Cuts(circuit)
         self.best: WindowPrice | None = None
         self.point = np.zeros(0)  # of `best`
         self.solutions: list[tuple[int, ...]] = []  # cost, of windows too, and use
         self.fitting: dict[bool, tuple[int, ...]] = {}  # by whether it fits: the last solution
         self.sufficient: set[int] = set()  # rows whose capacity is at least the least use
-        self.reach = INFINITE  # of the solutions that the circuit has
+        self.reach = self.narrowed = reach  # of the solutions that the circuit has, and when it was looked at last
 
     def maximised(self) -> WindowPrice | None:
         search, cuts = self.search, self.cuts
@@ -262,10 +279,12 @@ class _Pricing:
             cross(self.fitting, search)
         assert best is not None
         reach = min(search.ceiling - 1, self.circuit.max_cost)
-        slack, before = reach - best.price.bound, self.reach - best.price.bound
+        slack, before = reach - best.price.bound, self.narrowed - best.price.bound
         if search.done or search.limits.rough or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
             return True
-        small = best.restricted(reach, search.until)
+        small, self.narrowed = best.smaller(reach, search.until), reach
+        if small is self.circuit:
+            return True
         if small is None:
             self.reach = reach
             return False

@@ -4,11 +4,12 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network.chains import Position, find_chains
@@ -24,17 +25,25 @@ from partita.formulation.network.network import (
     Window,
     chain_edges,
     evaluate,
+    extras,
     window_streams,
 )
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
-from partita.solvers.elimination import segment_lists, transient_memory
+from partita.solvers.elimination import segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.copy_costs import raise_copies
 from partita.solvers.elimination.order import TooWideError, compile_network
 from partita.solvers.elimination.segment_lists import with_columns
-from partita.solvers.elimination.transient_relaxation import Interval, groups_of, relax_interval
-from partita.solvers.elimination.window_relaxation import Cuts, price_windows
+from partita.solvers.elimination.transient_branching import _Branching
+from partita.solvers.elimination.transient_relaxation import (
+    Interval,
+    groups_of,
+    relax_interval,
+    relax_transient,
+    unrelaxed,
+)
+from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted
 from partita.solvers.protocol import Limits, Search, Status, solver
 
 from ..levels import example_count
@@ -216,6 +225,38 @@ def test_no_bound_of_prices_copies_and_branching_is_above_the_optimum(make_netwo
             assert answer.bound <= best <= (answer.objective or INFINITE)
 
     bounded()
+
+
+def test_branching_goes_on_where_prices_ended(make_network, monkeypatch) -> None:
+    """The lower part forbids the largest use of the relaxed solution, at prices that prove as much as before."""
+    split = list[bool]()
+
+    @settings(max_examples=example_count(20), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @given(st.integers(0, 10**6))
+    def goes_on(seed: int) -> None:
+        network = found(make_network, seed, 2, binds=True)
+        circuit, groups, search = compile_network(network), groups_of(network), Search(network, Limits(), "")
+        assume(network.capacities and groups)
+        root = price_windows(relax_transient(circuit, groups), search)
+        assume(root is not None and any(root.price.price))
+        assert root is not None
+        solution = weighted(root.circuit, root.weights).decode(root.price.slots)
+        most, known = max(extras(network, solution).values()), search.bound
+        circuit = unrelaxed(root.circuit, groups)
+        parts = _Branching(circuit, groups, search).first(root)
+        split.append(len(parts) == 2)
+        assert all(a.interval.high < b.interval.low for a, b in pairwise(parts))
+        assert not split[-1] or most == 0 or parts[0].interval.high < most
+        with monkeypatch.context() as once:
+            once.setattr(window_relaxation, "_ROUNDS", 0)  # the first prices, and no others
+            for part in parts[:1]:
+                inner = Search(network, Limits(prices=part.prices), "")
+                priced = price_windows(relax_interval(circuit, groups, part.interval), inner)
+                assert priced is None or priced.price.value >= root.price.value * (1 - 1e-9) - 1
+                assert priced is None or inner.bound >= known - 1
+
+    goes_on()
+    assert any(split)
 
 
 @pytest.mark.parametrize("name", ["auto", "cpsat", "milp", "smt"])
