@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..model.errors import PartitaError
 from ..model.graph.segments import IN_PARTS, MODES
-from ..model.options import MAX_DEVICES, check_choice, check_count, check_sizes, option, parse_sizes, times
+from ..model.options import (
+    MAX_DEVICES,
+    check_choice,
+    check_count,
+    check_sizes,
+    option,
+    parse_names,
+    parse_sizes,
+    times,
+)
+from .decisions import UNDECIDED, Decisions
 from .parallelism import ANY_PARALLELISM, Parallelism
 from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
@@ -44,11 +54,6 @@ def parse_joint(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """Names joined by commas."""
-    return tuple(name.strip() for name in text.split(","))
-
-
 def parse_stages(stages: str | int) -> int | None:
     """The number of stages; None for `auto`."""
     if stages == "auto":
@@ -73,6 +78,35 @@ def parse_fix(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A partial plan that a search completes: what it decides is fixed, but for what is to be loosened.
+
+    `plan`: the file of a hand-written plan, the file or folder of a planner's plan, or either plan as a value.
+    `loosen`: names or patterns of operators and modules whose decisions are dropped.
+    """
+
+    plan: Any = field(
+        default=None,
+        metadata=option(
+            str,
+            "A plan, hand-written or saved: what it decides is fixed, the rest is planned.",
+            "--start",
+            metavar="FILE",
+        ),
+    )
+    loosen: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            str,
+            "Operators or modules that the --start plan does not decide: layers.3,layers.*.up.",
+            metavar="NAMES",
+            parse=parse_names,
+            default=None,
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
     """The plans among which the best is sought; None leaves a choice to the search.
@@ -88,7 +122,8 @@ class SearchSpace:
     configuration that is given (`price`). `joint`: names among `JOINT` that are variables of one network per mesh
     and number of micro-batches, for plans without a pipeline. `rules`: choose among all rewritings by them too, as
     far as `saturation` goes. `fix` holds pairs of a name, or a pattern, and rows (`strategies/named_rows.py`). Without
-    `bundles` no branches run side by side.
+    `bundles` no branches run side by side. `start` is a partial plan to complete; a search has its decisions as fixes
+    and as what these cannot say, `decided`.
     PartitaError: a value out of range, an unknown name, or options that contradict each other.
     """
 
@@ -175,6 +210,8 @@ class SearchSpace:
     rules: tuple[Rule, ...] = ()
     saturation: SaturationLimits = DEFAULT_LIMITS
     bundles: bool = True
+    start: Start | None = None
+    decided: Decisions = UNDECIDED
 
     def __post_init__(self) -> None:
         check_count("--micro-batches", self.micro_batches)
@@ -234,7 +271,15 @@ class SearchSpace:
     @property
     def modes(self) -> tuple[str, ...]:
         """The recomputation modes among which each segment's is chosen; compiled ones are recomputed whole."""
-        return tuple(mode for mode in RECOMPUTE[self.recompute] if mode != "selective" or not self.compile)
+        wanted = {*RECOMPUTE[self.recompute], *self.decided.modes}
+        return tuple(mode for mode in RECOMPUTE["all"] if mode in wanted and (mode != "selective" or not self.compile))
+
+    def may_recompute(self, segment: str, mode: str) -> bool:
+        """True if a segment may have a mode: the one decided for it, or of those of the other segments."""
+        if not self.decided.layers:
+            return True
+        decided = self.decided.recomputed.get(segment)
+        return mode in RECOMPUTE[self.recompute] if decided is None else mode == decided
 
     @property
     def in_parts(self) -> bool:
@@ -250,6 +295,11 @@ class SearchSpace:
     def fixes_axes(self) -> bool:
         """True if the mesh's axes are given."""
         return self.mesh is not None or self.mapping is not None or self.parallelism.fixes_axes
+
+    @property
+    def fixes_placement(self) -> bool:
+        """True if it is given where the mesh's axes lie, by sizes of parallelism or a partial plan."""
+        return self.parallelism.fixes_axes or self.decided.placement is not None
 
     @property
     def schedules(self) -> tuple[tuple[str, int], ...]:

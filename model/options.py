@@ -50,6 +50,11 @@ def parse_sizes(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in re.split("[x,]", text))
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names joined by commas."""
+    return tuple(name.strip() for name in text.split(","))
+
+
 def parse_axes(option: str, text: str) -> tuple[int, ...]:
     """Axis numbers joined by commas; empty text names none.
 

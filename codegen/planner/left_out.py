@@ -39,6 +39,7 @@ def fixed(space: SearchSpace) -> list[str]:
         "communication that waits": not space.overlap,
         "compiled blocks": space.compile,
         f"the strategies of {nodes} node{'s' * (nodes != 1)}": nodes > 0,
+        **space.decided.phrases,
     }
     return [phrase for phrase, holds in phrases.items() if holds]
 

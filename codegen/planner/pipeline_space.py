@@ -31,7 +31,7 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     found = _rows(problem, space, _cuts(graph))
     sizes = atom_sizes(graph, problem.batch, (1,))
     inner = {row: _inner(machine, row, space) for row in found}
-    if not space.parallelism.fixes_axes:
+    if not space.fixes_placement:
         inner = {row: reordered(places, sizes) for row, places in inner.items()}
     none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
     return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
@@ -66,10 +66,12 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
         )
     if schedule.double_buffered and found:
         check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
-    if schedule.splits_backward and found and "none" not in space.modes:
+    again = [mode for mode in space.decided.modes if mode != "none"]
+    if schedule.splits_backward and found and (again or "none" not in space.modes):
+        mode = again[0] if again else space.recompute
         raise PartitaError(
             f"{schedule} splits backwards, and would recompute segments twice: "
-            f"recompute {space.recompute!r} needs another schedule"
+            f"recompute {mode!r} needs another schedule"
         )
     return found
 
@@ -91,6 +93,8 @@ def divisions(machine: Machine, space: SearchSpace) -> list[Row]:
     """
     stages = space.stages
     found = list(rows(machine.hierarchy, stages))
+    if space.decided.row is not None:
+        found = [row for row in found if row == space.decided.row]
     if space.parallelism.fixes_axes:
         found = [max(found)] if stages is not None and found else found
     if stages is not None and not found:
@@ -111,6 +115,8 @@ def _inner(machine: Machine, row: Row, space: SearchSpace) -> tuple[Placement, .
 
 def meshes(hierarchy: tuple[int, ...], space: SearchSpace) -> tuple[Placement, ...]:
     """The meshes of a stage on these levels; with sizes of parallelism the one with tensor ranks innermost."""
+    if space.decided.placement is not None:
+        return (space.decided.placement,)
     sizes = space.sizes(math.prod(hierarchy))
     if space.parallelism.fixes_axes and sizes is not None:
         return (innermost_last(hierarchy, sizes),)

@@ -49,7 +49,7 @@ def problem_of(
     most_work = math.inf if space.fixes_axes else MOST_WORK
     plain = plain if graph.alternatives else None
     applied = replace(space, rules=())  # the graph is rewritten; workers need no rules
-    orders = space.mapping is None and not space.parallelism.fixes_axes
+    orders = space.mapping is None and not space.fixes_placement
     return PlanningProblem(
         graph, machine, training, places, counts, applied, most_work=most_work, plain=plain, orders=orders
     )

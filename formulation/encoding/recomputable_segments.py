@@ -49,6 +49,7 @@ class RecomputableSegments:
         self, pcg: PCG, classes: Classes, costs: OperandCosts, options: EncodingOptions, of_part: CostsOfPart
     ) -> None:
         self.pcg, self.classes, self.costs, self.modes = pcg, classes, costs, options.recompute
+        self.space = options.space
         self.segments = () if self.modes == ("none",) else recomputable_segments(pcg, classes)
         self.number = {i: number for number, segment in enumerate(self.segments) for i in segment.nodes}
         counts = {IN_PARTS[mode] for mode in self.modes if mode in IN_PARTS and self.segments}
@@ -73,7 +74,8 @@ class RecomputableSegments:
 
     def allows(self, number: int, mode: str) -> bool:
         """True if a segment may have a mode."""
-        return mode not in IN_PARTS or self.segments[number].name in self.in_parts
+        name = self.segments[number].name
+        return self.space.may_recompute(name, mode) and (mode not in IN_PARTS or name in self.in_parts)
 
     def output_kept(self, node: int, mode: str) -> npt.NDArray[np.bool_]:
         """The options with which a recomputed node keeps its output: of a product in which nothing is sent."""

@@ -20,7 +20,7 @@ from ..special.table_spread import TableSpreader
 from .fusion import fused_operands
 from .operator_options import OperatorOptions, operator_options
 from .role_rows import allowed_rows
-from .strategy import row_names
+from .strategy import ANY, row_names
 from .transitions import Transitions
 
 __all__ = ["GraphOptions", "OperatorOptions", "OptionsMemo"]
@@ -38,9 +38,9 @@ class GraphOptions:
     """The options of every node of a graph on one mesh; equal nodes share theirs.
 
     Graphs of one batch may share `memo`, and stages of one graph `numbers_of_whole`, numbers by its indices. Nodes
-    that `space` fixes have one row per mesh axis, see `row_names`. Others take the rows that its parallelism allows on
-    each axis. Looking up a node raises PartitaError if a name is not one of its rows, or if it has no legal
-    option.
+    that `space` fixes have one row per mesh axis, see `row_names`; `ANY` leaves an axis open. Others take the rows that
+    its parallelism allows on each axis. Looking up a node raises PartitaError if a name is not one of its rows, or if
+    it has no legal option.
     """
 
     def __init__(
@@ -130,12 +130,13 @@ class GraphOptions:
     def _restrict(self, index: int, found: OperatorOptions, given: tuple[str, ...]) -> OperatorOptions:
         names = row_names(self.pcg, index)
         node = self.pcg.nodes[index]
-        if len(given) != len(self.axes) or not set(given) <= set(names):
+        if len(given) != len(self.axes) or not set(given) <= {ANY, *names}:
             raise PartitaError(
                 f"{node.name!r} cannot be fixed to {','.join(given)}: give {len(self.axes)} of {', '.join(names)}, "
                 f"one for each axis of mesh {'x'.join(map(str, self.axes))}"
             )
-        keep = (found.choice == np.array([names.index(name) for name in given])).all(axis=1)
+        chosen = [axis for axis, name in enumerate(given) if name != ANY]
+        keep = (found.choice[:, chosen] == np.array([names.index(given[axis]) for axis in chosen])).all(axis=1)
         if not keep.any():
             why = "copies of its table would add up their sparse gradients, or " if node.get("sparse") else ""
             raise PartitaError(

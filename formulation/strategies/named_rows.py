@@ -10,6 +10,8 @@ node's own name. The named rows are:
     heads     the heads of an attention
     column    a weight by its outputs: every rank has the whole input and some columns of the output
     row       a weight by its inputs: every rank has an addend of the output
+
+and `*` leaves an axis to the solver.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +23,7 @@ from ...model.graph.layout import B, P, R, S, is_split
 from ...model.graph.pcg import PCG, SOURCES
 from ...model.wording import did_you_mean
 from .row import Row
-from .strategy import row_names, rows
+from .strategy import ANY, row_names, rows
 from .tensor_classes import classes
 
 NAMED = ("batch", "sequence", "heads", "column", "row")
@@ -102,7 +104,7 @@ def _matching(graph: PCG, operators: Mapping[str, int], pattern: str, wanted: Se
     for name in matched:
         node = operators[name]
         found = _own_names(graph, node, wanted)
-        if node not in twins and set(found) <= set(row_names(graph, node)):
+        if node not in twins and set(found) <= {ANY, *row_names(graph, node)}:
             fixed[name] = ",".join(map(str, found))
     if not fixed:
         has = ", ".join(dict.fromkeys(row for name in matched for row in row_names(graph, operators[name])))

@@ -29,6 +29,9 @@ from ...model.operators.operator import operator
 from ..special import Situation, special_rows
 from .row import Row
 
+ANY = "*"
+"""The name that stands for any row."""
+
 
 def rows(pcg: PCG, node: int) -> tuple[Row, ...]:
     """All legal rows of a node, in a fixed order; for sources what they can offer. They are the same at any batch."""

@@ -24,6 +24,7 @@ from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Device
 from ...model.machine.precision import Precision
 from ...model.machine.roofline import Roofline
+from ..decisions import StoredAs
 from ..network.network import INFINITE
 from ..parallelism import ZERO, Parallelism, Role
 from ..pipeline.stage_transfers import exchanged_bytes
@@ -169,6 +170,18 @@ def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
     wanted = {0: (~choice.sharded,), 1: (~choice.scattered, choice.sharded), 2: (choice.sharded, choice.scattered)}
     for flag in wanted.get(parallelism.zero, (choice.regather,)):
         keep = _preferred(keep, flag)
+    return keep
+
+
+def agreeing(choice: Storage, decided: StoredAs) -> Flags:
+    """The options that are as a partial plan decides."""
+    letters = choice.space.letters[choice.codes]
+    keep = np.ones(len(choice), dtype=np.bool_)
+    for axis, letter in enumerate(decided.layout):
+        keep &= np.isin(letters[:, axis], (R, B) if letter is None else (letter,))
+    wanted = decided.sharded, decided.scattered, decided.offloaded, decided.regather
+    for flag, flags in zip(wanted, choice.flags, strict=True):
+        keep &= True if flag is None else flags == flag
     return keep
 
 

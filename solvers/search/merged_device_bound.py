@@ -84,7 +84,7 @@ def _encoding(
         dtype=q.training.dtype,
         optimizer=q.training.optimizer,
         options=EncodingOptions(
-            replace(q.space, fix=(), bundles=False),
+            replace(q.space, fix=(), bundles=False, decided=replace(q.space.decided, weights=())),
             modes,
             capacity_bytes=variable_bytes + fixed_bytes(graph, form, 1, micro_batches),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil
 from time import monotonic
 from typing import TypeAlias, TypeVar
@@ -84,7 +84,8 @@ class PartNetworks:
         count, cuts = self.pipeline.count, self.pipeline.cuts
         if cuts:
             found = np.zeros((count, count), dtype=np.bool_)
-            found[list(cuts[:-1]), list(cuts[1:])] = True
+            for starts, ends in pairwise(cuts):
+                found[np.ix_(starts, ends)] = True
             return found
         found = np.triu(np.ones((count, count), dtype=np.bool_), 1)
         found[0, -1] = False

@@ -17,6 +17,7 @@ from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
+from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
@@ -45,10 +46,12 @@ class PipelineProblem:
         return len(boundaries(self.problem.pcg))
 
     @cached_property
-    def cuts(self) -> tuple[int, ...]:
-        """Where the stages are fixed, their boundaries and both ends; else none."""
-        at = boundaries_at(self.problem.pcg, self.problem.space.stages_at)
-        return (0, *at, self.count - 1) if at else ()
+    def cuts(self) -> tuple[range, ...]:
+        """The boundaries at which each stage may begin, and the last may end, where that is fixed; else none."""
+        space = self.problem.space
+        at = [range(b, b + 1) for b in boundaries_at(self.problem.pcg, space.stages_at)]
+        at = at or [range(first, last + 1) for first, last in space.decided.cuts]
+        return (range(1), *at, range(self.count - 1, self.count)) if at else ()
 
     @cached_property
     def _segments(self) -> tuple[PCG, ...]:
@@ -64,8 +67,25 @@ class PipelineProblem:
         """A number for the kind of every part."""
         numbers: dict[Hashable, int] = {}
         parts = ((i, j) for i in range(self.count) for j in range(i + 1, self.count))
-        kinds = {(i, j): (stage_kind(self.problem.pcg, i, j), self._fused[i:j]) for i, j in parts}
+        kinds = {(i, j): (stage_kind(self.problem.pcg, i, j), self._fused[i:j], self._decided[i:j]) for i, j in parts}
         return {part: numbers.setdefault(kind, len(numbers)) for part, kind in kinds.items()}
+
+    @cached_property
+    def _decided(self) -> tuple[Hashable, ...]:
+        """What is fixed or decided between every boundary and the next, by places that equal parts share."""
+        fixed, decided = self.problem.space.fixed, self.problem.space.decided
+        found = []
+        for graph in self._segments:
+            names = [(place, node.name) for place, node in enumerate(graph.nodes)]
+            again = [(s.nodes[0], decided.recomputed.get(s.name)) for s in segments(graph) if decided.recomputed]
+            found.append(
+                (
+                    tuple((place, fixed[name]) for place, name in names if name in fixed),
+                    tuple((place, decided.stored[name]) for place, name in names if name in decided.stored),
+                    tuple(again),
+                )
+            )
+        return tuple(found)
 
     @cached_property
     def _fused(self) -> tuple[int, ...]:

@@ -52,13 +52,14 @@ class PlanningProblem:
 
     @property
     def fastest(self) -> tuple[str, ...]:
-        """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed.
+        """Recomputation modes worth choosing if memory is ignored: none, unless another one is fixed or decided.
 
         Measured kernels may be faster in parts, which are then worth choosing too.
         """
         modes = self.space.modes
         by_parts = bool(self.machine.device.kernels) and self.space.in_parts
-        return ("none",) if "none" in modes and not by_parts else modes
+        decided = {*self.space.decided.modes} - {"none"}
+        return ("none",) if "none" in modes and not by_parts and not decided else modes
 
     @property
     def captured(self) -> "PlanningProblem":

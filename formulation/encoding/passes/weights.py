@@ -17,6 +17,7 @@ from ...weights.storage import (
     LEAST,
     Storage,
     accumulate_ns,
+    agreeing,
     exchange_ns,
     looked_up_bytes,
     looked_up_ns,
@@ -97,6 +98,7 @@ class Weights(EncodingPass):
         return (
             "storage", builder.costs.space(base), gradient.dense, kept, table_rows(node),
             self._is_large(base, gradient), builder.offloads, gradient.stages > 1, builder.stage.stored.get(node.name),
+            builder.options.space.decided.stored.get(node.name),
         )  # fmt: skip
 
     def _is_large(self, base: int, gradient: _Gradient) -> bool:
@@ -126,7 +128,7 @@ class Weights(EncodingPass):
         return found.only(worthwhile(found, cost, use[:, 0]))
 
     def _restricted(self, base: int, found: Storage, gradient: _Gradient) -> Storage:
-        """Without sharded states if several stages have the parameter, and only in the layout fixed for the stage.
+        """Without sharded states if several stages have the parameter, and only as is fixed for the stage or decided.
 
         With sizes of parallelism also only as a stage of ZeRO stores it, and over tensor ranks as its readers read it.
         """
@@ -137,6 +139,11 @@ class Weights(EncodingPass):
             keep &= found.codes == found.space.code(layout)
         if not keep.any():
             raise PartitaError(f"parameter {node.name!r} cannot be stored in layout {layout}")
+        decided = self.builder.options.space.decided.stored.get(node.name)
+        if decided is not None:
+            keep &= agreeing(found, decided)
+            if not keep.any():
+                raise PartitaError(f"parameter {node.name!r} cannot be stored as the --start plan decides")
         for axis, role in enumerate(parallelism.roles(found.space.axes)):
             read = self._letters_read(base, axis) if role is Role.TENSOR else ()
             as_read = keep & np.isin(found.space.letters[found.codes, axis], read)
