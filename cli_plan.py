@@ -14,7 +14,7 @@ from .codegen.profile.request import ProfileRequest
 from .codegen.report.terminal import leave, print_either, print_json, progress_shown, words_to_stderr
 from .formulation.parallelism import Parallelism
 from .formulation.rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
-from .formulation.search_space import SearchSpace
+from .formulation.search_space import SearchSpace, Start
 from .model.errors import NoPlanError, PartitaError
 from .model.machine.machine_choice import MachineChoice
 from .model.options import option
@@ -58,7 +58,7 @@ class PlanCommand(TyperCommand):
         return list(super().parse_args(ctx, given))
 
 
-VALUES = MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget, Files
+VALUES = MachineChoice, Training, Parallelism, SearchSpace, Start, SaturationLimits, Budget, Files
 
 
 @with_options(*VALUES)
@@ -100,9 +100,11 @@ def plan(
     saturation = SaturationLimits(**chosen(SaturationLimits, options))
     if saturation != DEFAULT_LIMITS and not (rules or rewritten):
         raise PartitaError("--rewrite-rounds, -nodes and -alpha limit rewriting; give --rewrite or --rules too")
+    start = chosen(Start, options)
     space = SearchSpace(
         **chosen(SearchSpace, options),
         parallelism=Parallelism(**chosen(Parallelism, options)),
+        start=Start(**start) if start else None,
         rules=rules_for(rules or rewritten),
         saturation=saturation,
     )

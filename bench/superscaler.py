@@ -177,7 +177,7 @@ def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequenc
     def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
         return plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
 
-    every = [variant for space in spaces for variant in variants(graph, training, space)]
+    every = [variant for space in spaces for variant in variants(graph, machine, training, space)]
     return best_of(every, SECONDS, GAP, plan_one)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.order import PlanConflict
 from ...formulation.spacetime.site import raised_at, told
 from ...model.capture.load import failure, import_file, load_model
@@ -106,7 +107,12 @@ def _constant(module: ModuleType, file: Path, name: str, kind: type) -> Any:
     raise PartitaError(f"{file}: {name} = {value!r} is no {'positive number' if kind is int else kind.__name__}")
 
 
-def _run(write: Write, operators: Any, devices: int, file: Path) -> None:
+def write_plan(file: Path, operators: Graph, devices: int) -> None:
+    """Run the function of a plan file on the operators of a graph."""
+    _run(_function(import_file(file), file), operators, devices, file)
+
+
+def _run(write: Write, operators: Graph, devices: int, file: Path) -> None:
     """Run the user's function; an error in it names its line, and the primitive there."""
     try:
         write(operators, list(range(devices)))

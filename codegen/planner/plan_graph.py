@@ -18,7 +18,7 @@ from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
 from .context import Context
 from .graph_rewritings import all_rewritings, credited
-from .pipeline_space import looked_at, pipeline_space
+from .pipeline_space import pipeline_space
 from .problem import problem_of, save_network
 from .run_search import run_search, without_bundles
 from .search_report import searched_space, without_plan
@@ -37,9 +37,7 @@ def plan_graph(
 ) -> Plan:
     """Plan a captured graph in the best dtype and schedule of those named; an interrupt keeps the best plan so far."""
     context = context or Context()
-    if len(space.schedules) > 1 and not looked_at(graph, space):
-        space = replace(space, schedule="auto", chunks=1)
-    tried = variants(graph, training, space)
+    tried = variants(graph, machine, training, space)
 
     def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
         if len(tried) > 1:

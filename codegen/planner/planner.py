@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...formulation.rewriting.rules import rules_for
 from ...formulation.rewriting.saturation_limits import SaturationLimits
-from ...formulation.search_space import SearchSpace, parse_stages
+from ...formulation.search_space import SearchSpace, Start, parse_stages
 from ...formulation.substitution.rule import Rule
 from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
@@ -129,6 +129,8 @@ def optimize(
     offload: bool | None = None,
     joint: Sequence[str] = (),
     progress: Tell | bool | None = None,
+    start: object = None,
+    loosen: Sequence[str] = (),
 ) -> Plan:
     """Plan the training of a module.
 
@@ -140,13 +142,14 @@ def optimize(
     line takes them: `dtype` and `schedule` may name several, of which the fastest is chosen; `stages` is a number or
     "auto". `rewrite`: choose among all rewritings of the graph too, by the planner's rules (True), by these and the
     generated ones ("all"), or by those given if they are proved. `cache`: the folder where solved networks are kept,
-    "none", or None for the usual one (`PARTITA_CACHE`). `progress`: True prints to standard error, or a function that
+    "none", or None for the usual one (`PARTITA_CACHE`). `start`: a partial plan to complete, as a value or a file, but
+    for what is `loosen`ed (names or patterns). `progress`: True prints to standard error, or a function that
     takes words and `Progress`. Raises PartitaError for what cannot be captured or fits no placement, NoPlanError where
     the time or an interrupt ended the search before any plan was found.
     """
     from ...model.capture.objective import GIVEN, TrainedModule, mode_of
 
-    start = time.monotonic()
+    began = time.monotonic()
     tell = print_progress if progress is True else progress or None
     given = [machine] if isinstance(machine, Machine | str) else machine
     machines = [one if isinstance(one, Machine) else Machine.load(one) for one in given]
@@ -188,6 +191,7 @@ def optimize(
         joint=tuple(joint),
         rules=rules_for(rewrite),
         saturation=saturation or SaturationLimits(),
+        start=None if start is None and not loosen else Start(start, tuple(loosen)),
     )
     budget = Budget(
         solver=solver, time_limit=time_limit, gap=gap, workers=workers, executor=executor, store=store_in(cache)
@@ -195,5 +199,5 @@ def optimize(
     model = {"reference": None, "batch": training.batch, "mode": mode_of(module)}
     model |= {"loss": GIVEN} if callable(loss) else {}
     built = TrainedModule(module, inputs, loss)
-    context = Context(model, built, tell, start=start, initial=initial)
+    context = Context(model, built, tell, start=began, initial=initial)
     return plan_for_all(graph, machines, training, space, budget, context)

@@ -13,11 +13,14 @@ from ...formulation.search_space import SearchSpace
 from ...formulation.strategies.named_rows import exact_fixes
 from ...model.errors import NoPlanError, PartitaError
 from ...model.graph.pcg import PCG
+from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import Plan
+from .pipeline_space import looked_at
 from .rivals import rivals, step_ns
+from .start import started
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,14 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 """Plans a variant, given seconds and a cutoff in ns. NoPlanError: no plan beats the cutoff."""
 
 
-def variants(graph: PCG, training: Training, space: SearchSpace) -> list[Variant]:
+def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[Variant]:
     """Every dtype of the training with every schedule of the space, and these with every set of its rules.
 
-    What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes`.
+    What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes` and `started`.
     """
+    space = started(space, graph, machine, training)
+    if len(space.schedules) > 1 and not looked_at(graph, space):
+        space = replace(space, schedule="auto", chunks=1)
     sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix, bool(space.rules)))
     return [
         Variant(one, replace(other, rules=rules), space.schedules, len(sets) > 1)
