@@ -333,7 +333,7 @@ class _Reading:
         for name, nodes in layers.items():
             ops = [op for node in nodes if node in strategic for op in self.graph.parts(node)]
             groups = {op.group for op in ops}
-            seen |= groups - {None}
+            seen |= {group for group in groups if group is not None}
             if groups == {None}:
                 if all(op.device is not None for op in ops):
                     yield name, "none"
