@@ -27,7 +27,7 @@ from partita.formulation.network.network import Network, Variable
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.parallelism import Parallelism
 from partita.formulation.rewriting.saturation_limits import SaturationLimits
-from partita.formulation.search_space import SearchSpace
+from partita.formulation.search_space import SearchSpace, Start
 from partita.model.machine.machine_choice import MachineChoice
 from partita.model.training import DTYPES, Training
 from partita.solvers.budget import Budget
@@ -126,11 +126,12 @@ def test_plan_passes_every_option(partita: Run, play: Callable[..., None]) -> No
 
 def test_every_option_of_a_plan_is_a_field_of_a_value() -> None:
     """All but the model's, the output's, and those of rules and cache, which are two options each."""
-    values = (MachineChoice, Training, Parallelism, SearchSpace, SaturationLimits, Budget)
+    values = (MachineChoice, Training, Parallelism, Start, SearchSpace, SaturationLimits, Budget)
     made = {name for value in values for name in chosen(value, _Everything())}
     own = {name for value in values for name in (field.name for field in fields(value))}
     bounds = {"bounded_rounds", "matches", "alternatives"}  # of generated rules
-    assert own - made == bounds | {"rules", "saturation", "parallelism", "bundles", "seconds", "executor", "store"}
+    parts = {"saturation", "parallelism", "start", "decided"}  # values of their own, of which `Start` makes `decided`
+    assert own - made == bounds | parts | {"rules", "bundles", "seconds", "executor", "store"}
 
 
 class _Everything(dict[str, Any]):
