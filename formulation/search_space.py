@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class Start:
             metavar="FILE",
         ),
     )
-    loosen: tuple[str, ...] = field(
+    loosen: str | Sequence[str] = field(
         default=(),
         metadata=option(
             str,
@@ -105,6 +105,13 @@ class Start:
             default=None,
         ),
     )
+
+    def __post_init__(self) -> None:
+        names = parse_names(self.loosen) if isinstance(self.loosen, str) else tuple(self.loosen)
+        object.__setattr__(self, "loosen", names)
+        wrong = next((name for name in names if not isinstance(name, str)), None)
+        if wrong is not None:
+            raise PartitaError(f"--loosen {wrong!r:.60}: names of operators or modules are needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

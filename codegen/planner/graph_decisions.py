@@ -340,8 +340,9 @@ class _Reading:
                 continue
             self._check_groups(name, ops)
             yield name, "full"
+        opened = self.openness.open_layers(self.pcg)
         for op in self.graph.forward:
-            if op.group is not None and op.group not in seen and self._kept(op):
+            if op.group is not None and op.group not in seen and op.node not in opened and self._kept(op):
                 raise refusal(op, f"{op.of.name!r} is recomputed, and belongs to no layer that the planner recomputes")
 
     def _check_groups(self, layer: str, ops: Sequence[Op]) -> None:

@@ -87,6 +87,12 @@ class Openness:
         found = ((segment.name, segment.nodes) for segment in segments(pcg))
         return {name: at for name, at in found if self.loosened.isdisjoint(pcg.nodes[i].name for i in at)}
 
+    def open_layers(self, pcg: PCG) -> set[int]:
+        """The nodes of the layers of which an operator is loosened."""
+        return {i for segment in segments(pcg) for i in segment.nodes} - {
+            i for at in self.layers(pcg).values() for i in at
+        }
+
 
 def decisions_of(plan: Plan, openness: Openness) -> PartialPlan:
     """The decisions of a planner's plan. PartitaError: branches that run side by side, unless they are loosened."""

@@ -130,7 +130,7 @@ def optimize(
     joint: Sequence[str] = (),
     progress: Tell | bool | None = None,
     start: object = None,
-    loosen: Sequence[str] = (),
+    loosen: str | Sequence[str] = (),
 ) -> Plan:
     """Plan the training of a module.
 
@@ -191,7 +191,7 @@ def optimize(
         joint=tuple(joint),
         rules=rules_for(rewrite),
         saturation=saturation or SaturationLimits(),
-        start=None if start is None and not loosen else Start(start, tuple(loosen)),
+        start=None if start is None and not loosen else Start(start, loosen),
     )
     budget = Budget(
         solver=solver, time_limit=time_limit, gap=gap, workers=workers, executor=executor, store=store_in(cache)

@@ -5,17 +5,18 @@ What the plan decides is fixed as options would fix it; what options cannot say 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from ...formulation.decisions import Decisions
 from ...formulation.parallelism import ANY_PARALLELISM
-from ...formulation.search_space import SearchSpace, Start
+from ...formulation.search_space import RECOMPUTE, SearchSpace, Start
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.site import told
 from ...formulation.strategies.named_rows import exact_fixes
+from ...formulation.strategies.strategy import ANY
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries
@@ -48,9 +49,13 @@ def started(space: SearchSpace, graph: PCG, machine: Machine, training: Training
         _check_names(graph, (node.name for node in plan.pcg.nodes))
         found = decisions_in(plan, machine, space.stages, openness)
     else:
+        _check_names(graph, (node.name for node in plan.graph.nodes if node.op != "parameter" or node.gradient))
+        if plan.machine.hierarchy != machine.hierarchy:
+            planned, given = times(plan.machine.hierarchy), times(machine.hierarchy)
+            raise PartitaError(f"--start: the plan is for a machine of levels {planned}, this one has {given}")
         found = decisions_of(plan, openness)
-        _check_names(graph, found.rows)
     _check_options(space, found)
+    _check_recomputation(space, found)
     stages = space.stages if found.stages is None else found.stages
     places = (stages or 1) * found.chunks
     return replace(
@@ -59,7 +64,7 @@ def started(space: SearchSpace, graph: PCG, machine: Machine, training: Training
         mesh=space.mesh if found.mesh is None else found.mesh,
         stages=stages,
         chunks=found.chunks if found.chunks > 1 else space.chunks,
-        schedule=found.schedule or space.schedule,
+        schedule=space.schedule if found.schedule is None or _among(space.schedule, found) else found.schedule,
         micro_batches=found.micro_batches or space.micro_batches,
         fix=_fixes(graph, space, found),
         bundles=False,
@@ -78,7 +83,8 @@ def _read(start: Start, graph: PCG, machine: Machine, training: Training) -> Gra
     if isinstance(start.plan, Graph | Plan):
         return start.plan
     if not isinstance(start.plan, str | Path) or not str(start.plan):
-        raise PartitaError(f"--start {start.plan!r:.60}: the file of a plan is needed, a planner's plan, or a graph")
+        given = repr(start.plan) if isinstance(start.plan, str) else type(start.plan).__name__
+        raise PartitaError(f"--start {given}: the file of a plan is needed, a planner's plan, or a graph")
     path = Path(start.plan)
     if path.suffix != ".py":
         plan = load_any(path)
@@ -112,7 +118,11 @@ def _check_options(space: SearchSpace, found: PartialPlan) -> None:
         ("--stages", space.stages, found.stages),
         ("--stages-at", ",".join(space.stages_at), found.stages),
         ("--micro-batches", space.micro_batches, found.micro_batches),
-        ("--schedule", None if space.schedule == "auto" else space.schedule, found.schedule),
+        (
+            "--schedule",
+            None if space.schedule == "auto" or _among(space.schedule, found) else space.schedule,
+            found.schedule,
+        ),
         ("--chunks", None if space.chunks == 1 else space.chunks, found.stages and found.chunks),
     ):
         if given and decided is not None and given != decided:
@@ -120,6 +130,25 @@ def _check_options(space: SearchSpace, found: PartialPlan) -> None:
             raise PartitaError(
                 f"{what}, but the --start plan decides {_decided(option, found, decided)}: leave one out"
             )
+
+
+def _among(schedule: str, found: PartialPlan) -> bool:
+    """True if a schedule is among those that have the plan's orders."""
+    return found.schedule is not None and schedule in found.schedule.split(",")
+
+
+def _check_recomputation(space: SearchSpace, found: PartialPlan) -> None:
+    """PartitaError: a layer's mode is none that the options allow."""
+    for name, mode in found.layers.items():
+        if space.recompute != "auto" and mode not in RECOMPUTE[space.recompute]:
+            option = f"--recompute {space.recompute}"
+        elif space.compile and mode == "selective":
+            option = "--compile recomputes layers whole"
+        else:
+            continue
+        raise PartitaError(
+            f"{option}, but the --start plan decides recomputation {mode} for {name}: leave it out, or --loosen {name}"
+        )
 
 
 def _decided(option: str, found: PartialPlan, decided: object) -> str:
@@ -133,15 +162,20 @@ def _decided(option: str, found: PartialPlan, decided: object) -> str:
 
 def _fixes(graph: PCG, space: SearchSpace, found: PartialPlan) -> tuple[tuple[str, str], ...]:
     """The rows of options and of the plan; PartitaError where both name an operator and differ."""
-    rows = {name: ",".join(letters) for name, letters in found.rows.items()}
-    named = {name for name, _ in space.fix}
     own = dict(exact_fixes(graph, space.fix))
-    for name in named & rows.keys():
-        if own[name] != rows[name]:
-            raise PartitaError(
-                f"--fix {name}={own[name]}, but the --start plan decides {rows[name]}: leave it out, or --loosen {name}"
-            )
-    return tuple((own | rows).items())
+    return tuple((own | {name: _agreed(name, own.get(name), rows) for name, rows in found.rows.items()}).items())
+
+
+def _agreed(name: str, fixed: str | None, decided: Sequence[str]) -> str:
+    """An operator's row on every axis; `ANY` agrees with every row. PartitaError: an option names another one."""
+    given = [ANY] * len(decided) if fixed is None else fixed.split(",")
+    both = [two if one == ANY else one for one, two in zip(given, decided, strict=False)]
+    if len(given) != len(decided) or any(two not in (ANY, one) for one, two in zip(both, decided, strict=True)):
+        rows = ",".join(decided)
+        raise PartitaError(
+            f"--fix {name}={fixed}, but the --start plan decides {rows}: leave it out, or --loosen {name}"
+        )
+    return ",".join(both)
 
 
 def _cuts(graph: PCG, found: PartialPlan, stages: int) -> tuple[tuple[int, int], ...]:

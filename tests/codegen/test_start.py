@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from partita import (
 )
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
+from partita.codegen.planner.partial_plan import Openness
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.start import started
 from partita.formulation.search_space import SearchSpace, Start
@@ -312,11 +313,47 @@ def test_what_is_loosened_is_not_read() -> None:
         ({"micro_batches": 2}, "--micro-batches 2, but the --start plan decides 1 micro-batches"),
         ({"stages": 2, "mesh": (2,)}, "the --start plan decides"),
         ({"fix": (("norm", "R"),)}, "--fix norm=R, but the --start plan decides"),
+        ({"fix": (("layers.*.up", "column"),)}, "--fix layers.0.up=.*, but the --start plan decides"),
+        ({"recompute": "full"}, "--recompute full, but the --start plan decides recomputation none for layers.0"),
     ],
 )
 def test_an_option_that_says_otherwise_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
         completed(assigned(graph(), split("batch", 4)), **options)
+
+
+def test_an_axis_that_an_option_leaves_open_is_decided_by_the_plan() -> None:
+    made = assigned(graph(), split("batch", 4))
+    assert by_name(completed(made, fix=(("layers.1.up", "*"),))) == by_name(completed(made))
+
+
+def test_a_loosened_operator_opens_its_recomputed_layer() -> None:
+    made = assigned(graph(), split("batch", 4))
+    for part in range(4):
+        recompute([made.parts(node)[part] for node in Openness(made.pcg).layers(made.pcg)["layers.0"]])
+    find = partial(started, graph=captured("gpt3-1.3b", 8), machine=Machine.adhoc((4,)), training=TRAINING)
+    assert find(SearchSpace(start=Start(made))).decided.recomputed["layers.0"] == "full"
+    opened = find(SearchSpace(start=Start(made, "layers.0.up")))
+    assert "layers.0" not in opened.decided.recomputed
+
+
+@pytest.mark.parametrize(
+    ("model", "hierarchy", "words"),
+    [
+        ("bert-large", (1,), "the plan has '.*', which the model does not"),
+        ("gpt3-1.3b", (2, 2), "the plan is for a machine of levels 1, this one has 2x2"),
+    ],
+)
+def test_a_plan_of_another_model_or_machine_is_refused(model: str, hierarchy: tuple[int, ...], words: str) -> None:
+    made = planned("gpt3-1.3b", (1,))
+    with pytest.raises(PartitaError, match=words):
+        planned(model, hierarchy, start=Start(made))
+
+
+def test_names_to_loosen_are_text() -> None:
+    assert Start(None, "layers.1,norm").loosen == ("layers.1", "norm")
+    with pytest.raises(PartitaError, match="--loosen 1: names"):
+        Start(None, [1])  # type: ignore[list-item]
 
 
 # Files
