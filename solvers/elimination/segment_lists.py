@@ -133,8 +133,16 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
     place = {w: n for n, w in enumerate(counts)}
     price = [prod(weights[w][k] for w, k in zip(counts, way, strict=True)) for way in ways]
     known, count = dict[tuple[object, ...], tuple[Floats, Floats]](), len(circuit.network.capacities)
-    own = {id(f.time): f.time.size for f in (circuit.factors[slot] for slot in inside)}
-    if (columns := (count + len(ways)) * sum(own.values())) > _MAX_COLUMNS:
+
+    def table_of(f: Factor) -> tuple[object, ...]:
+        return id(f.use), id(f.time), *(x for w, t in f.streams for x in (w, id(t)))
+
+    made = {
+        table_of(f) if slot in inside else slot: f.time.size
+        for slot, f in enumerate(circuit.factors)
+        if slot in inside or f.use is not None
+    }
+    if (columns := (count + len(ways)) * sum(made.values())) > _MAX_COLUMNS:
         raise TooManyError(f"{columns} numbers in columns of streams")
 
     def listed(slot: int, f: Factor) -> Factor:
@@ -142,7 +150,7 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
         f = f if mine else weighted_factor(f, weights)
         if not mine and f.use is None:
             return f
-        key = mine, id(f.use), id(f.time), *(x for w, t in f.streams for x in (w, id(t)))
+        key = table_of(f)
         if not mine or key not in known:
             use = np.zeros((*f.time.shape, count + len(ways)))
             if f.use is not None:
