@@ -49,11 +49,6 @@ def parse_mesh(text: str) -> tuple[int, ...]:
     return mesh
 
 
-def parse_joint(text: str) -> tuple[str, ...]:
-    """Names among `JOINT`: placement,reductions."""
-    return tuple(name.strip() for name in text.split(","))
-
-
 def parse_stages(stages: str | int) -> int | None:
     """The number of stages; None for `auto`."""
     if stages == "auto":
@@ -199,7 +194,7 @@ class SearchSpace:
             str,
             "Let one network per mesh choose its placement and reduction programs: placement,reductions.",
             metavar="WHAT",
-            parse=parse_joint,
+            parse=parse_names,
             default=None,
         ),
     )

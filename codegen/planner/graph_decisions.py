@@ -237,26 +237,24 @@ class _Reading:
         """The pipeline's row and the placement of a stage's mesh on which all devices are; None without devices."""
         if not self.assigned or self.sizes is None:
             return None
-        hierarchy, sizes = self.machine.hierarchy, self.sizes or (1,)
         wanted = {parts.devices: parts for parts in reversed(self.assigned) if parts.devices is not None}
-        every = [(1,) * len(hierarchy)] if self.stages == 1 else pipeline_rows(hierarchy, self.stages)
-        for row in every:
-            for place in placements(stage_machine(self.machine, row).hierarchy, mesh=sizes or (1,)):
-                found = self._stage_ranks(row, place)
-                if wanted.keys() <= set(found):
-                    return row, place
-        first = set(self._stage_ranks(*next((r, p) for r, p in self._some_place())))
+        for row, place in self._every_place():
+            if wanted.keys() <= set(self._stage_ranks(row, place)):
+                return row, place
+        first = set(self._stage_ranks(*next(self._every_place())))
         strange = next((parts for devices, parts in wanted.items() if devices not in first), self.assigned[0])
         raise refusal(
             strange.op,
             f"{strange.op.of.name!r} is on devices {' '.join(map(str, strange.devices or ()))}, which with those of "
-            f"the other operators are no mesh {times(sizes)} in {self.stages} stage{'s' * (self.stages != 1)} on the "
-            f"levels {times(hierarchy)} of {self.machine.name}: such as {' '.join(map(str, min(first)))}",
+            f"the other operators are no mesh {times(self.sizes or (1,))} in {self.stages} "
+            f"stage{'s' * (self.stages != 1)} on the levels {times(self.machine.hierarchy)} of {self.machine.name}: "
+            f"such as {' '.join(map(str, min(first)))}",
         )
 
-    def _some_place(self) -> Iterator[tuple[Row, Placement]]:
-        every = pipeline_rows(self.machine.hierarchy, self.stages)
-        for row in [(1,) * len(self.machine.hierarchy)] if self.stages == 1 else every:
+    def _every_place(self) -> Iterator[tuple[Row, Placement]]:
+        """Every row of a pipeline of these stages, with every placement of a stage's mesh."""
+        hierarchy = self.machine.hierarchy
+        for row in [(1,) * len(hierarchy)] if self.stages == 1 else pipeline_rows(hierarchy, self.stages):
             for place in placements(stage_machine(self.machine, row).hierarchy, mesh=self.sizes or (1,)):
                 yield row, place
 
@@ -338,22 +336,21 @@ class _Reading:
                 if all(op.device is not None for op in ops):
                     yield name, "none"
                 continue
-            self._check_groups(name, ops)
+            self._check_groups(name, nodes, ops)
             yield name, "full"
         opened = self.openness.open_layers(self.pcg)
         for op in self.graph.forward:
             if op.group is not None and op.group not in seen and op.node not in opened and self._kept(op):
                 raise refusal(op, f"{op.of.name!r} is recomputed, and belongs to no layer that the planner recomputes")
 
-    def _check_groups(self, layer: str, ops: Sequence[Op]) -> None:
+    def _check_groups(self, layer: str, nodes: Sequence[int], ops: Sequence[Op]) -> None:
         """PartitaError unless the groups are the layer on every device, for every micro-batch."""
         inside = {op.group for op in ops}
         places = {(op.device, op.coordinate(MICRO)) for op in ops}
         other = next((op for op in ops if op.group is None), None)
         beyond = (op for op in self.graph.forward if op.group in inside and op.group is not None)
         names = {op.of.name for op in ops}
-        own = self.openness.layers(self.pcg)[layer]
-        strange = next((op for op in beyond if op.node not in own and op.of.name not in names), None)
+        strange = next((op for op in beyond if op.node not in nodes and op.of.name not in names), None)
         if other is None and strange is None and len(inside) <= len(places):
             return
         found = other or strange or ops[0]
@@ -429,7 +426,7 @@ class _Reading:
         for cut, axes in self._axes(parts):
             for axis in axes:
                 layout[axis] = cut.row.output if is_split(cut.row.output) else None
-        self._check_same(index, stores, [S_or_B(x) for x in layout], "lies")
+        self._check_same(index, stores, list(map(_letter, layout)), "lies")
         return tuple(layout)
 
     def _sharded(self, index: int, layout: Sequence[int | None], shared: Sequence[int]) -> bool:
@@ -437,7 +434,7 @@ class _Reading:
         updates = self.graph.parts(index)
         if not any(is_split(cut.row.output) for op in updates for cut in op.cuts):  # every copy is updated as a whole
             return False
-        letters, left = list(map(S_or_B, layout)), whole(self.graph.atoms[index].sizes)
+        letters, left = list(map(_letter, layout)), whole(self.graph.atoms[index].sizes)
         for axis, size in enumerate(self.sizes or ()):
             if axis not in shared:
                 left = left.cut(letters[axis], size, 0)
@@ -471,7 +468,8 @@ class _Reading:
             )
 
 
-def S_or_B(letter: int | None) -> int:
+def _letter(letter: int | None) -> int:
+    """The letter of a stored weight on an axis; it is whole where none is given."""
     return B if letter is None else letter
 
 

@@ -4,8 +4,8 @@ The tensor-parallel ranks of a stage, or data-parallel replicas, run the same in
 tensors. `equal_ranks` finds them in the finished program, whatever plan made it: two ranks are equal if their
 instructions agree place by place in everything but the positions of boxes and shares, the numbers of parts of which a
 rank has one only, and the ranks that they talk to; and if their transfers join equal ranks at equal places. Times,
-memory and statements of equal ranks follow from those of the first of them: all begin an event when the ranks equal to
-them begin an equal one.
+memory and statements of equal ranks follow from those of the first of them, since equal ranks begin equal events at the
+same time.
 """
 
 from __future__ import annotations

@@ -145,23 +145,23 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
     if (columns := (count + len(ways)) * sum(made.values())) > _MAX_COLUMNS:
         raise TooManyError(f"{columns} numbers in columns of streams")
 
+    def widened(f: Factor) -> Floats:
+        """Its use, with further columns of zeros."""
+        use = np.zeros((*f.time.shape, count + len(ways)))
+        if f.use is not None:
+            use[..., :count] = f.use
+        return use
+
     def listed(slot: int, f: Factor) -> Factor:
-        mine = slot in inside
-        f = f if mine else weighted_factor(f, weights)
-        if not mine and f.use is None:
-            return f
+        if slot not in inside:
+            f = weighted_factor(f, weights)
+            return f if f.use is None else replace(f, use=widened(f))
         key = table_of(f)
-        if not mine or key not in known:
-            use = np.zeros((*f.time.shape, count + len(ways)))
-            if f.use is not None:
-                use[..., :count] = f.use
-            finite = np.where(f.time < np.inf, f.time, 0.0)
-            for n, way in enumerate(ways if mine else ()):
+        if key not in known:
+            use, finite = widened(f), np.where(f.time < np.inf, f.time, 0.0)
+            for n, way in enumerate(ways):
                 use[..., count + n] = finite + sum(table[way[place[w]]] for w, table in f.streams)
-            time = np.where(f.time < np.inf, 0.0, np.inf) if mine else f.time
-            if not mine:
-                return replace(f, use=use)
-            known[key] = time, use
+            known[key] = np.where(f.time < np.inf, 0.0, np.inf), use
         time, use = known[key]
         return replace(f, time=time, use=use, streams=())
 

@@ -139,7 +139,8 @@ class _Branching:
     def _split(self, found: WindowPrice, interval: Interval, bound: int, prices: Sequence[float]) -> list[_Node]:
         """The parts of an interval: below the largest transient use of the relaxed solution, and from there on.
 
-        Where the upper one leaves less for the rest than the mean use does, that gets the price of the means.
+        If the upper part leaves less memory for the rest than the mean use does, the rest starts from the price of
+        the means.
         """
         solution = weighted(found.circuit, found.weights).decode(found.price.slots)
         needs = extras(self.search.network, solution)

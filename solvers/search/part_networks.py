@@ -15,16 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formulation.encoding.encoding import Encoding
-from ...formulation.network.network import (
-    INFINITE,
-    Chain,
-    Edge,
-    Network,
-    SwitchTables,
-    Table,
-    Window,
-    evaluate,
-)
+from ...formulation.network.network import INFINITE, Chain, Edge, Network, SwitchTables, Table, Window, evaluate
 from ...formulation.pipeline.configuration import Configuration
 from ...model.errors import PartitaError
 from ...model.graph.layout import Layout, P

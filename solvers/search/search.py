@@ -350,7 +350,7 @@ class _Search:
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
 
     def _is_exhausted(self, candidate: Candidate) -> bool:
-        """True if the solver did what it can on a network, of which no cheaper plan is asked now."""
+        """True if the solver gave up on the network, and no cheaper plan than it looked for then is known."""
         limit = candidate.state.exhausted
         return limit is not None and self.cutoff is not None and self.cutoff >= limit
 

@@ -61,7 +61,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
 
 
 def _gave_up(solution: Solution, limits: Limits) -> bool:
-    """True if the solver ended by itself above the requested gap: asked again, it does no better."""
+    """True if the solver ended by itself above the requested gap, not at a time limit or an interrupt."""
     stopped = solution.words == INTERRUPTED or STOPPED in solution.words
     return not stopped and solution.bound < limits.ceiling(solution.objective)
 

@@ -112,12 +112,7 @@ def test_constants_are_sent_once_for_all_micro_batches() -> None:
 
     def made(cut: Any) -> SpaceTimePlan:
         graph = partita.graph(*build("llama-7b", small=True, sizes={"layers": 4}), batch=6)
-        for op in graph.forward:
-            op_trans(op, cut(6))
-        parts = stages(graph, 4)
-        for device, ops in enumerate(parts):
-            op_assign(ops, device)
-        in_order(one_f_one_b(4, 6), parts)
+        pipelined(graph, cut, devices=4, micros=6)
         return partita.space_time(graph)
 
     loop = made(micro_batches)
@@ -167,13 +162,13 @@ def fetched(graph: Graph, cut: Any) -> None:
             op_assign(part, device)
 
 
-def pipelined(graph: Graph, cut: Any) -> None:
+def pipelined(graph: Graph, cut: Any, devices: int = 2, micros: int = 5) -> None:
     for op in graph.forward:
-        op_trans(op, cut(5))
-    parts = stages(graph, 2)
+        op_trans(op, cut(micros))
+    parts = stages(graph, devices)
     for device, ops in enumerate(parts):
         op_assign(ops, device)
-    in_order(one_f_one_b(2, 5), parts)
+    in_order(one_f_one_b(devices, micros), parts)
 
 
 @pytest.mark.parametrize("write, batch", [(accumulated, 10), (recomputed, 10), (fetched, 10), (uneven, 15)])

@@ -50,7 +50,7 @@ class Registers:
     def find_lanes(self) -> None:
         """Find the lane of every register: that of its writer, else what those of its readers have in common.
 
-        So a constant that all micro-batches read is that of none of them.
+        So a constant that all micro-batches read belongs to none of them.
         """
         flow = self.flow
         of = {op: segment.lane for segment in self.arranged.segments for op in segment.ops}
