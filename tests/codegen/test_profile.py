@@ -221,7 +221,7 @@ def test_both_prices_agree_on_measured_kernels(stages: int) -> None:
 
 @pytest.mark.parametrize(("stages", "share"), [(1, 0.37), (2, 0.37), (1, 0.01)])
 def test_less_hides_where_messages_take_the_cores(stages: int, share: float) -> None:
-    base = Machine.load("cpu", nodes=4)
+    base = replace(Machine.load("cpu", nodes=4), hidden_share=1.0)
     ids = torch.zeros(8, 16, dtype=torch.int64)
     graph = capture(GPT(64, 16, 2, 32, 4, 0.0), {"ids": ids, "labels": ids}, batch=8)
     zero = Parallelism(dp=4 // stages, tp=1, zero=3)

@@ -27,7 +27,7 @@ LEAST_BYTES = 1_000_000
 """The fewest bytes of a bucket that ends with its layer."""
 
 LATENCY = 0.1
-"""The largest latency of the sum of such a bucket, as a share of the time for its bytes."""
+"""The largest latency of the sum of such a bucket, as a share of the time that it hides."""
 
 
 def _mesh(e: Emission) -> Context:
@@ -384,13 +384,17 @@ def _least(e: Emission) -> list[str]:
 
 
 def _least_bytes(e: Emission) -> int:
-    """The fewest bytes with which a bucket ends before it is full, in steps of 100 kB."""
+    """The fewest bytes with which a bucket ends before it is full, in steps of 100 kB.
+
+    A message of its own costs a latency, for the share of its time that hides behind backward.
+    """
     lines = [
         bucket_price(plan, axes, "all_reduce")
         for plan in e.stages
         for axes in {summed_over(plan, index) for index in trained(plan)} - {()}
     ]
-    enough = max((line.latency_ns / line.ns_per_byte / LATENCY for line in lines), default=0.0)
+    enough = max((line.latency_ns / line.ns_per_byte for line in lines), default=0.0)
+    enough /= LATENCY * e.plan.machine.hidden_share
     return min(BUCKET_BYTES, max(LEAST_BYTES, math.ceil(enough / 1e5) * 100_000))
 
 
