@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -75,10 +76,16 @@ def test_latency_is_what_a_reduction_takes_beyond_its_bytes(size_bytes: int) -> 
     assert latency_of(network, 1e5, 100_000) == 0  # faster than its bytes
 
 
-@pytest.mark.parametrize(("latency_ns", "least"), [(1.0, 1_000_000), (1e5, 3_300_000), (1e9, 25_000_000)])
-def test_buckets_grow_with_latency(latency_ns: float, least: int) -> None:
-    """As the preset has it: 6 hops of 1e5 ns are a tenth of what 3.2 MB take at 1.5 / 0.8 ns a byte, and a launch."""
-    machine = with_latency(Machine.load("cpu", nodes=4), latency_ns)
+@pytest.mark.parametrize(
+    ("latency_ns", "hidden_share", "least"),
+    [(1.0, 1.0, 1_000_000), (1e5, 1.0, 3_300_000), (1e5, 0.5, 6_500_000), (1e5, 0.01, 25_000_000)],
+)
+def test_buckets_grow_with_latency(latency_ns: float, hidden_share: float, least: int) -> None:
+    """As the preset has it: 6 hops of 1e5 ns are a tenth of what 3.2 MB take at 1.5 / 0.8 ns a byte, and a launch.
+
+    Where half of a message hides, twice the bytes; where nothing does, a full bucket.
+    """
+    machine = with_latency(replace(Machine.load("cpu", nodes=4), hidden_share=hidden_share), latency_ns)
     assert f"LEAST = {least:_} " in planned("gpt, tiny", DATA, machine, 4).emit()
 
 
