@@ -32,7 +32,7 @@ class OperatorPrices(Conversions):
         for at in self.adding.get(index, (index,)):
             self.kernels(index, output_bytes, at)
         self.specials(index)
-        if entry.transfer:
+        if entry.message:
             self.transfer(index, output_bytes)
         if self.keeps_output(index):
             self.stay("activations", index, output_bytes)

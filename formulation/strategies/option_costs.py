@@ -183,12 +183,12 @@ class OptionCosts:
 
     def transient_bytes(self) -> Array:
         """What the operator holds at the turn to backward only."""
-        if self.entry.transfer:
+        if self.entry.message:
             sent: Array = messages(self.node.gradient) * self._output_numel * self.item
             return sent
-        item = ITEMSIZE["float32"] + (self.items[0] if self.at.precision.narrow else 0)
         copies = LOSS_TRANSIENTS.get(self.node.op, 0)
         if not copies:
             return np.zeros(len(self.output), dtype=np.int64)
+        item = ITEMSIZE["float32"] + (self.items[0] if self.at.precision.narrow else 0)
         held: Array = copies * self.at.spaces[0].numel[self.inputs[0]] * item
         return held

@@ -23,7 +23,7 @@ from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, Layout, P, R, S
 from ...model.graph.notation import WHOLE, Access, Call, Notation, Term, accesses, names_of
 from ...model.graph.origin import origin
-from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.pcg import PCG, SOURCES, TRANSFERS
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.operators.operator import operator
 from ..special import Situation, special_rows
@@ -43,7 +43,7 @@ def _all_rows(pcg: PCG) -> tuple[tuple[Row, ...], ...]:
     """The rows of every node; those of nodes that are alike are derived once."""
     if pcg.part is not None:
         whole, places = _all_rows(pcg.part[0]), pcg.part[1]
-        moved = (node.op in ("receive", "send") for node in pcg.nodes)
+        moved = (node.op in TRANSFERS for node in pcg.nodes)
         return tuple(
             tuple(_rows(pcg, n)) if own else whole[i] for n, (i, own) in enumerate(zip(places, moved, strict=True))
         )

@@ -12,7 +12,7 @@ from ..operators.operator import operator
 from ..operators.recurrent import REVERSE, WEIGHTS
 from ..operators.unknown import ARITHMETIC, MEMORY_FORMATS, is_call_notation, is_target
 from .dtypes import ITEMSIZE
-from .pcg import SOURCES, Node, is_name
+from .pcg import SOURCES, TRANSFERS, Node, is_name
 
 Check: TypeAlias = Callable[[Any], bool]
 
@@ -229,8 +229,7 @@ REQUIRED: dict[str, dict[str, Check]] = {
     "slice": {"dim": _place, "start": _place, "stop": _place, "step": _place},
     "cat": {"dim": _place},
     "projection": {"site": _place},
-    "receive": {"peer": is_name},
-    "send": {"peer": is_name},
+    **{name: {"peer": is_name} for name in TRANSFERS},
     "function": {
         "title": _class_name,
         "body": _statements,

@@ -17,7 +17,7 @@ from ..errors import PartitaError
 from ..operators.attention import written_out
 from ..operators.operator import is_random, operator
 from .dtypes import FLOATS
-from .pcg import PCG, SOURCES, Node
+from .pcg import GIVEN, PCG, SOURCES, Node
 
 Noise: TypeAlias = Callable[[int, tuple[int, ...]], Tensor]
 """(call site of the projection, shape) -> its weights."""
@@ -48,8 +48,8 @@ def run(
     """
     values: list[Tensor] = []
     for node in pcg.nodes:
-        if node.op in SOURCES or node.op == "receive":
-            given = inputs if node.op in ("input", "receive") else weights
+        if node.op in (*SOURCES, *GIVEN):
+            given = inputs if node.op in ("input", *GIVEN) else weights
             parts = [given[name] for name in node.originals]
             value = torch.cat(parts) if len(parts) > 1 else parts[0]
             if tuple(value.shape) != node.shape:
@@ -67,7 +67,7 @@ def run(
 
 def check_shapes(pcg: PCG) -> None:
     """Compute every node on the meta device. Raises PartitaError naming the first node with another shape."""
-    given_ones = (*SOURCES, "receive")
+    given_ones = (*SOURCES, *GIVEN)
     sources = {n.name: torch.empty(n.shape, dtype=_dtype(n), device="meta") for n in pcg.nodes if n.op in given_ones}
     values: list[Tensor] = []
     with torch.device("meta"), torch.no_grad():

@@ -13,6 +13,9 @@ from typing import Any, TypeAlias
 Attribute: TypeAlias = "int | float | str | bool | tuple[Attribute, ...] | None"
 
 SOURCES = ("input", "parameter", "buffer")
+GIVEN = ("receive", "from_all")
+"""Tensors that other stages compute."""
+TRANSFERS = (*GIVEN, "send", "to_all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Node:
 class PCG:
     """A captured graph.
 
-    `loss`: the scalar that is minimized; in a pipeline stage without it, the last tensor sent.
+    `loss`: the scalar that is minimized; in a pipeline stage without it, the last tensor handed on.
     `batch`: the micro-batch of the shapes.
     `aliases`: (alias, name) of tied parameters.
     `samples`: for a batch of one, where sizes do not tell, the dims of every node that count samples.
@@ -123,8 +126,8 @@ class PCG:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What the graph computes: the tensors that a pipeline stage sends, else the loss."""
-        return self.sends or (self.loss,)
+        """What the graph computes: the tensors that a pipeline stage sends, and the loss."""
+        return tuple(dict.fromkeys((*self.sends, self.loss)))
 
     def of(self, op: str) -> tuple[int, ...]:
         """Indices of the nodes with operator `op`."""

@@ -15,7 +15,7 @@ from ..operators.operator import operator
 from .buffer_updates import updated
 from .constants import built_once
 from .origin import origin
-from .pcg import PCG, SOURCES
+from .pcg import PCG, SOURCES, TRANSFERS
 from .recycling import twins
 from .sparse_tables import sparse_tables
 
@@ -29,7 +29,7 @@ Entries: TypeAlias = Mapping[int, Sequence[int]]
 """Index in a list of layers -> the nodes in that entry."""
 
 LIST_INDEX = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
-_ONCE = ("receive", "send", *LOSSES)
+_ONCE = (*TRANSFERS, *LOSSES)
 """Operators that must not run twice: transfers and losses."""
 
 
@@ -160,7 +160,7 @@ def _outside(pcg: PCG, index: int) -> bool:
     """True for sources, transfers, scalars and what is computed once, which belong to no segment."""
     node = pcg.nodes[index]
     scalar = node.op == "full" and not node.shape
-    return node.op in SOURCES or node.op in ("receive", "send") or scalar or index in built_once(pcg)
+    return node.op in SOURCES or node.op in TRANSFERS or scalar or index in built_once(pcg)
 
 
 def _entries(

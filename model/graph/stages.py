@@ -145,12 +145,12 @@ def _stage(pcg: PCG, first: int, last: int) -> Stage:
     for old in chosen.order:
         node = pcg.nodes[old]
         if old in chosen.received:
-            nodes.append(_transfer("receive", node, chosen.attributes[old], ()))
+            nodes.append(transfer(pcg, old, "receive", ()))
             continue
         further = {} if old in chosen.sent else chosen.attributes.get(old, {})
         attributes = tuple(sorted((*node.attributes, *further.items()))) if further else node.attributes
         nodes.append(replace(node, inputs=tuple(number[i] for i in node.inputs), attributes=attributes))
-    nodes += (_transfer("send", pcg.nodes[old], chosen.attributes[old], (number[old],)) for old in chosen.sent)
+    nodes += (transfer(pcg, old, "send", (number[old],)) for old in chosen.sent)
     places = (*chosen.order, *chosen.sent)
     names = {name for node in nodes if node.op == "parameter" for name in node.originals}
     graph = PCG(
@@ -168,10 +168,14 @@ def _stage(pcg: PCG, first: int, last: int) -> Stage:
     return Stage(graph, places)
 
 
-def _transfer(op: str, node: Node, attributes: Mapping[str, Attribute], inputs: tuple[int, ...]) -> Node:
-    name = f"{node.name} {'received' if op == 'receive' else 'sent'}"
-    pairs = (("atoms", attributes["atoms"]), ("peer", node.name))
-    return Node(op, name, inputs, node.shape, node.dtype, attributes=pairs, gradient=True)
+def transfer(pcg: PCG, index: int, op: str, inputs: tuple[int, ...]) -> Node:
+    """A node that hands a tensor of a graph over (`operators/transfer.py`)."""
+    node = pcg.nodes[index]
+    pairs = (("atoms", _factors(atoms(origin(pcg))[index])), ("peer", node.name))
+    return Node(op, f"{node.name} {_HANDED[op]}", inputs, node.shape, node.dtype, attributes=pairs, gradient=True)
+
+
+_HANDED = {"receive": "received", "send": "sent", "from_all": "from all", "to_all": "to all"}
 
 
 def _has_factors(known: Atoms) -> bool:

@@ -45,7 +45,8 @@ def verify(pcg: PCG) -> None:
     if pcg.batch < 1:
         raise PartitaError(f"batch {pcg.batch} is not positive")
     _check_alternatives(pcg)
-    if not 0 <= pcg.loss < len(pcg.nodes) or (pcg.nodes[pcg.loss].shape != () and pcg.loss not in pcg.sends[-1:]):
+    handed_on = (*pcg.sends[-1:], *pcg.of("to_all"))
+    if not 0 <= pcg.loss < len(pcg.nodes) or (pcg.nodes[pcg.loss].shape != () and pcg.loss not in handed_on):
         raise PartitaError(f"the loss (node {pcg.loss}) is not a scalar of the graph")
 
 

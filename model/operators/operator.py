@@ -52,8 +52,8 @@ class Operator:
     backward calls of PyTorch, where that is not as many kernels as forward has. `fuses`: `torch.compile` makes one
     kernel of it and of others next to it that fuse. `masked`: the operator ends with an activation, whose backward is a
     kernel of its own. `split` gives the cost of having a `part` (0 to 1) of an index: the factor by which a rank's work
-    exceeds that share, and the elements that it makes and keeps for backward. `transfer`: it sends a tensor to another
-    pipeline stage or receives it. `updates`
+    exceeds that share, and the elements that it makes and keeps for backward. `transfer`: it hands a tensor to another
+    pipeline stage or has it from there; `message`: and takes part in the message. `updates`
     lists operands that are buffers and change in place. `reference` computes the whole tensor in PyTorch where `emit`
     is not an expression that does. `algebra` says what rules know of the operator, `rewriting` how planning rewrites it
     (None: never). `captures` names the library's operator that capture takes for this one (`aten::atan`): its tensors
@@ -82,6 +82,7 @@ class Operator:
     matmul: bool = False
     variadic: bool = False
     transfer: bool = False
+    message: bool = False
     updates: tuple[str, ...] = ()
     reference: Callable[[Node, Sequence[Tensor]], Tensor] | None = None
     algebra: Algebra = field(default_factory=Algebra)

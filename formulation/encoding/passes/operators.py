@@ -51,7 +51,7 @@ class Operators(EncodingPass):
         found, readers = builder.node_options.of(node), builder.readers(node)
         itemsize = builder.precision.itemsize(builder.pcg.nodes[node].dtype)
         cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * builder.micro_batches
-        if operator(builder.pcg.nodes[node].op).transfer:
+        if operator(builder.pcg.nodes[node].op).message:
             cost = cost + self._messages_ns(node)
         use = found.kept_bytes * builder.stage.in_flight + found.transient_bytes
         if _defers(builder, node):
