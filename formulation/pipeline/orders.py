@@ -187,10 +187,7 @@ def interlaced(stages: int, micros: int, shared: Sequence[int] = (0,), recompute
     by a step, while the gradient is still on its way.
     """
     _check(stages=stages, micros=micros)
-    chain = stages + len(shared)
-    if len(set(shared)) != len(shared) or not all(0 <= k < chain for k in shared):
-        raise PartitaError(f"shared stages are different places among {chain} stages, 0 to {chain - 1}, not {shared}")
-    own = [k for k in range(chain) if k not in shared]
+    own, chain = _own_places(stages, shared), stages + len(shared)
 
     def steps(d: int) -> Iterator[tuple[int, int, int, int, Slot]]:
         """Step, what comes first in it, and the slot."""
@@ -206,6 +203,40 @@ def interlaced(stages: int, micros: int, shared: Sequence[int] = (0,), recompute
                 yield 2 * (stages + m) - t, 0, m, 2 * chain - k, Slot("B", k, m)
 
     return tuple(tuple(slot for *_, slot in sorted(steps(d))) for d in range(stages))
+
+
+def in_lock_step(stages: int, micros: int, shared: Sequence[int] = (0,)) -> Orders:
+    """S stages, one a device, in pairs of a forward and a backward, with stages that all devices run together between.
+
+    Pair j: the forwards of shared stages before the last of the others; the forward of micro-batch j - s on device s;
+    the shared stages at the end of the chain, forward and backward, for micro-batch j - S + 1; the backward of
+    micro-batch j - 2 (S - 1) + s; the backwards of the other shared stages. So all devices run forwards at once, then
+    backwards, and barriers between them make none wait for an equal one, whatever a backward takes; the order of a
+    device's own stage is that of eager 1F1B. `shared`: as for `interlaced`.
+    """
+    _check(stages=stages, micros=micros)
+    own = _own_places(stages, shared)
+
+    def slots(d: int) -> Iterator[tuple[int, int, int, int, Slot]]:
+        """Pair, what comes first in it, and the slot."""
+        for m in range(micros):
+            yield m + d, 1, 0, 0, Slot("F", own[d], m)
+            yield m + 2 * (stages - 1) - d, 4, 0, 0, Slot("B", own[d], m)
+            for k in shared:
+                t = sum(k > other for other in own)
+                last = t == stages
+                yield m + t - last, 2 if last else 0, m, k, Slot("F", k, m)
+                yield m + 2 * (stages - 1) - t + last, 3 if last else 5, m, -k, Slot("B", k, m)
+
+    return tuple(tuple(slot for *_, slot in sorted(slots(d))) for d in range(stages))
+
+
+def _own_places(stages: int, shared: Sequence[int]) -> list[int]:
+    """The places of stages of one device in a chain. PartitaError: the shared ones are no different places in it."""
+    chain = stages + len(shared)
+    if len(set(shared)) != len(shared) or not all(0 <= k < chain for k in shared):
+        raise PartitaError(f"shared stages are different places among {chain} stages, 0 to {chain - 1}, not {shared}")
+    return [k for k in range(chain) if k not in shared]
 
 
 def _recomputed(orders: Iterable[Sequence[Slot]], recompute: bool) -> Orders:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from partita.formulation.pipeline import device_orders
+from partita.formulation.pipeline.configuration import step_ns
 from partita.formulation.pipeline.evaluate import TimedOrders, evaluate
 from partita.formulation.pipeline.orders import (
     Orders,
     Slot,
     chimera,
+    device_slots,
     gpipe,
+    in_lock_step,
     interlaced,
     interleaved,
     one_f_one_b,
@@ -66,6 +72,34 @@ def test_interlaced_runs_with_embeddings_anywhere(shared: tuple[int, ...]) -> No
     chain = [Stage(1, 1) if k in shared else Stage(F, B, recompute_ns=F) for k in range(3 + len(shared))]
     found = evaluate(interlaced_pipeline(chain, shared, 5), interlaced(3, 5, shared, recompute=True))
     assert found.makespan_ns >= 5 * (2 * len(shared) + 2 * F + B)
+
+
+@pytest.mark.parametrize("shared", [(0, 4), (0, 2, 5)])
+@pytest.mark.parametrize("micros", [1, 2, 9])
+def test_lock_step_makes_no_equal_stage_wait_at_barriers(shared: tuple[int, ...], micros: int) -> None:
+    """The step is that of 1F1B, and the time of the shared stages, whatever the shares of forward and backward."""
+    for forward, backward in ((3, 3), (2, 7), (7, 2)):
+        chain = [Stage(1, 2) if k in shared else Stage(forward, backward) for k in range(3 + len(shared))]
+        found = evaluate(interlaced_pipeline(chain, shared, micros), in_lock_step(3, micros, shared))
+        together = 3 * len(shared) * micros
+        assert found.makespan_ns <= (micros + 2) * (forward + backward) + together
+        assert micros < 5 or found.makespan_ns == (micros + 2) * (forward + backward) + together
+
+
+def test_the_stages_of_lock_step_are_in_the_order_of_eager_1f1b() -> None:
+    own = [tuple(slot for slot in order if slot.stage not in (0, 5)) for order in in_lock_step(4, 8, (0, 5))]
+    eager = [device_slots(device_orders.eager_one_f_one_b, d, 4, 8) for d in range(4)]
+    assert own == [tuple(slot._replace(stage=slot.stage + 1) for slot in order) for order in eager]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=4), st.integers(1, 9))
+def test_the_formula_of_1f1b_bounds_lock_step_from_below(times: list[tuple[int, int]], more: int) -> None:
+    stages, micros = len(times), len(times) + more
+    chain = [Stage(1, 1), *(Stage(*each) for each in times), Stage(1, 1)]
+    shared = (0, stages + 1)
+    found = evaluate(interlaced_pipeline(chain, shared, micros), in_lock_step(stages, micros, shared))
+    busy = [micros * sum(each) for each in times]
+    assert found.makespan_ns >= step_ns(stages, micros, busy) + 4 * micros
 
 
 @pytest.mark.parametrize(("stages", "micros"), SIZES)
