@@ -83,7 +83,7 @@ class Program:
         for _ in range(DRAWS):
             flags = random_flags(rng, case)
             if "schedule" in flags:
-                flags["schedule"] = rng.choice(schedule_names())
+                flags["schedule"] = rng.choice([name for name in schedule_names() if name != "interlaced"])
             if rng.random() < RECOMPUTED:
                 flags["recompute"] = rng.choice(("full", "selective"))
             try:

@@ -13,7 +13,7 @@ none of them is slower for want of overlap or of fused kernels, as the real syst
     dap        DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
 
 `ratio` is a system's step by the planner's, and `gap` how far its own may be above the optimum of its spaces. The
-paper's plans (co-shard, interlaced and 3F1B pipelines) are hand-written ones, which this cost model does not price.
+paper's plans (co-shard, interlaced and 3F1B pipelines) are not among them.
 
 Figures 13 and 14 are `co_shard`'s.
 """

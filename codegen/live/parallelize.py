@@ -122,6 +122,11 @@ def _check(plan: Plan) -> None:
         raise PartitaError(
             f"schedule {plan.schedule.name!r} updates weights inside of a run: train the emitted program"
         )
+    if plan.shared is not None:
+        raise PartitaError(
+            f"schedule {plan.schedule.name!r}: all devices compute the look-ups and the loss together, between their "
+            "stages, which no module of a loop can do: train the emitted program"
+        )
     if plan.dtype == "mixed-float16" or precision(plan.dtype).copied:
         raise PartitaError(
             f"a plan in {plan.dtype} scales its loss or keeps master copies of weights in its own optimizer: train the "

@@ -303,7 +303,7 @@ def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
 
 
 def _check_bounds(plan: PipelinePlan) -> None:
-    last = len(boundaries(plan.graph)) - 1
+    last = len(boundaries(plan.cut)) - 1
     rising = all(a < b for a, b in pairwise(plan.bounds))
     if len(plan.bounds) != len(plan.stages) + 1 or not rising or (plan.bounds[0], plan.bounds[-1]) != (0, last):
         raise PartitaError(
@@ -314,7 +314,7 @@ def _check_bounds(plan: PipelinePlan) -> None:
 
 def _check_graph(plan: PipelinePlan, number: int) -> None:
     """A stage's graph may be rewritten, but receives and sends what lies between its boundaries."""
-    wanted, found = stage(plan.graph, *plan.bounds[number : number + 2]).graph, plan.stages[number].graph
+    wanted, found = stage(plan.cut, *plan.bounds[number : number + 2]).graph, plan.stages[number].graph
     if found == wanted:
         return
     for op in ("receive", "send"):

@@ -12,13 +12,16 @@ if TYPE_CHECKING:  # what they return
     from ..parallel_graph.graph import ParallelGraph as ParallelGraph
 
 _FUNCTIONS = {
+    "check_shared": "plan.shared_check:check_shared",
     "describe": "report.describe:describe",
     "emit": "emission.spmd.emit:emit",
     "emit_pipeline": "emission.pipeline.emit:emit",
+    "emit_interlaced": "plan.spacetime_graph:emit_interlaced",
     "emit_space_time": "emission.spacetime.emit:emit",
     "graph_from_json": "parallel_graph.file:from_json",
     "graph_text": "parallel_graph.text:text",
     "graph_to_json": "parallel_graph.file:to_json",
+    "layers": "plan.shared_check:layers",
     "load": "plan.plan_file:load_plan",
     "parallelize": "live.parallelize:parallelize",
     "parallel_graph": "parallel_graph.build:parallel_graph",

@@ -95,6 +95,34 @@ class Plan:
         return self.stages
 
     @property
+    def everything(self) -> tuple[Plan, ...]:
+        """The stages and, of an interlaced pipeline, what all devices compute together, with common names of axes."""
+        return self.parts if self.shared is None else (*self.parts, replace(self.shared, names=self.axes))
+
+    @property
+    def shared(self) -> Plan | None:
+        """The plan of what all devices of an interlaced pipeline compute together; None: this is none."""
+        return None
+
+    @property
+    def lookup_stages(self) -> tuple[int, ...]:
+        """The stages that read what all devices look up together."""
+        return ()
+
+    @property
+    def shared_places(self) -> tuple[int, ...]:
+        """Of an interlaced pipeline: where in the chain of stages those of all devices are.
+
+        Look-ups come right before the stage that reads them, the scores and the loss at the end.
+        """
+        return ()
+
+    @property
+    def cut(self) -> PCG:
+        """The graph that is cut into the stages: all of it, or the layers of an interlaced pipeline."""
+        return self.graph
+
+    @property
     def bounds(self) -> tuple[int, ...]:
         """The boundaries of the graph between which the stages lie."""
         return 0, len(boundaries(self.graph)) - 1
@@ -199,7 +227,8 @@ class Plan:
 
     def emit(self, path: Path | str | None = None) -> str:
         """The program as text; also written to `path` if given."""
-        text = str(call("emit_pipeline" if self.size > 1 else "emit", self))
+        how = "emit" if self.size == 1 else "emit_pipeline" if self.shared is None else "emit_interlaced"
+        text = str(call(how, self))
         if path is not None:
             call("write", path, text)
         return text
@@ -265,7 +294,8 @@ class PipelinePlan(Plan):
     level of the machine: with p = prod(row), stage i runs on the devices of coordinate i % p, planned as a machine of
     their own (`stage_machine`). `schedule` is the order of their work (a name is looked up), `chunks` the number
     of stages a device has. `placement` is the mesh of all ranks, the pipeline's axis outermost; it and the other fields
-    without an argument follow from the stages, which have the `choices`.
+    without an argument follow from the stages, which have the `choices`. Of an interlaced pipeline, `shared` is the
+    plan on all devices of what they compute together; the stages are cut from the layers (`model.graph.interlaced`).
     """
 
     row: tuple[int, ...] = ()
@@ -273,6 +303,7 @@ class PipelinePlan(Plan):
     stages: tuple[Plan, ...] = ()
     schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
+    shared: Plan | None = None
     placement: Placement = field(init=False)
     micro_batches: int = field(init=False)
     choices: tuple[Choice, ...] = field(init=False, default=())
@@ -295,6 +326,7 @@ class PipelinePlan(Plan):
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", schedule_named(self.schedule))
+        call("check_shared", self)
         check_pipeline(self)
         first = self.stages[0]
         shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile")}
@@ -311,6 +343,24 @@ class PipelinePlan(Plan):
     def axes(self) -> tuple[str, ...]:
         stages = [(stage.graph, stage.choices) for stage in self.stages]
         return ("pipeline", *axis_names(len(self.stages[0].placement.sizes), stages))
+
+    @property
+    def cut(self) -> PCG:
+        return self.graph if self.shared is None else self._layers
+
+    @cached_property
+    def _layers(self) -> PCG:
+        graph: PCG = call("layers", self.graph)
+        return graph
+
+    @property
+    def lookup_stages(self) -> tuple[int, ...]:
+        return tuple(number for number, stage in enumerate(self.stages) if stage.graph.of("from_all"))
+
+    @property
+    def shared_places(self) -> tuple[int, ...]:
+        last = len(self.stages) + len(self.lookup_stages)
+        return (*(stage + before for before, stage in enumerate(self.lookup_stages)), last)
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:

@@ -20,6 +20,7 @@ from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
 from ...model.graph.batch import with_batch
 from ...model.graph.graph_file import graph_from_json, graph_to_json
+from ...model.graph.interlaced import interlaced
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, stage
 from ...model.initial_values import InitialValues
@@ -140,7 +141,7 @@ def _pipeline_json(plan: Plan) -> dict[str, Any]:
     """The fields of a pipeline; a stage has a graph of its own only if it was rewritten."""
     stages = []
     for part, ends in zip(plan.stages, pairwise(plan.bounds), strict=True):
-        rewritten = part.graph != stage(plan.graph, *ends).graph
+        rewritten = part.graph != stage(plan.cut, *ends).graph
         own = {"report": part.report} | ({"graph": graph_to_json(part.graph)} if rewritten else {})
         stages.append(_stage_json(part) | own)
     return {
@@ -150,6 +151,7 @@ def _pipeline_json(plan: Plan) -> dict[str, Any]:
         **({"orders": slot_lines(plan.orders)} if isinstance(plan.schedule.order, SlotTable) else {}),
         "chunks": plan.chunks,
         "stages": stages,
+        **({"shared": _stage_json(plan.shared) | {"report": plan.shared.report}} if plan.shared else {}),
     }
 
 
@@ -180,14 +182,20 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
     if _kind(data) is None:
         return _stage(data, graph, machine, model)
     row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
+    shared, cut = None, _cut(graph, data)
+    if "shared" in data:
+        with _errors_at("what all devices compute", prefix=True):
+            own = _object("its entry", data["shared"])
+            shared = _stage(own | _common(data), interlaced(graph).shared.graph, machine, {})
     return PipelinePlan(
         graph,
         machine,
         row,
         bounds,
-        stages=_stages(data, graph, stage_machine(machine, row), bounds),
+        stages=_stages(data, cut, stage_machine(machine, row), bounds),
         schedule=_schedule(data),
         chunks=whole(data["chunks"]),
+        shared=shared,
         model=model,
         report=_report(data["report"]),
     )
@@ -206,9 +214,9 @@ def _rival(data: Mapping[str, Any], plan: Plan, number: int, given: Any) -> Plan
         if "stages" not in own:
             own["choices"] = _spread(graph, own["choices"])
             return _plan(shared | own | {"report": {}}, graph, plan.machine, plan.model)
-        stages = [_object("a stage", entry) for entry in as_list(own["stages"])]
+        stages, cut = [_object("a stage", entry) for entry in as_list(own["stages"])], _cut(graph, own)
         for entry, ends in zip(stages, pairwise(map(whole, as_list(own["bounds"]))), strict=True):
-            part = graph_from_json(entry["graph"]) if "graph" in entry else stage(graph, *ends).graph
+            part = graph_from_json(entry["graph"]) if "graph" in entry else stage(cut, *ends).graph
             entry |= {"choices": _spread(part, entry["choices"]), "report": {}}
         return _plan(shared | own | {"stages": stages, "report": {}}, graph, plan.machine, plan.model)
 
@@ -228,14 +236,23 @@ def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple
         raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
     if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
         raise ValueError(f"bounds {bounds} are not increasing numbers of boundaries")
-    shared = {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap", "compile") if key in data}
-    plans = []
+    shared, plans = _common(data), []
     for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
         with _errors_at(f"stage {place}", prefix=True):
             own = _object("its entry", entry)
             part = graph_from_json(own["graph"]) if "graph" in own else stage(graph, *ends).graph
             plans.append(_stage(own | shared, part, machine, {}))
     return tuple(plans)
+
+
+def _common(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What all parts of a pipeline have in common."""
+    return {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap", "compile") if key in data}
+
+
+def _cut(graph: PCG, data: Mapping[str, Any]) -> PCG:
+    """The graph that is cut into stages."""
+    return interlaced(graph).layers.graph if "shared" in data else graph
 
 
 def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str, Any]) -> Plan:

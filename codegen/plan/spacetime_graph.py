@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...formulation.placement.placement import ranks
+from ...formulation.pipeline.orders import in_lock_step
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.mask import whole
 from ...formulation.spacetime.op import Op
@@ -22,17 +18,13 @@ from ...formulation.spacetime.primitives import op_assign, op_trans, place, reco
 from ...formulation.spacetime.stages import in_order
 from ...formulation.spacetime.transformation import Chosen, Transformation, replicate, split
 from ...formulation.strategies.row import Row
-from ...formulation.strategies.strategy import row_names, rows, rows_taken
 from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
 from ...model.graph.layout import B, Layout, S, is_split
 from ...model.graph.segments import segments
-from ...model.graph.sparse_tables import sparse_tables
-from ...model.graph.stages import stage
-from ...model.options import times
-from .choice import Choice
 from .plan import Plan
-from .spacetime_plan import graph
+from .spacetime_parts import Part, parts_of
+from .spacetime_plan import graph, space_time
 
 MICRO, STAGE = "micro", "stage"
 """Labels of the transformations into micro-batches, and of operators that several stages compute for themselves."""
@@ -45,7 +37,7 @@ def space_time_graph(plan: Plan) -> Graph:
             f"schedule {plan.schedule} computes two steps at once, and a space-time plan is one step: plan again with "
             "--schedule 1f1b"
         )
-    parts = [_Stage(plan, number) for number in range(len(plan.stages))]
+    parts = parts_of(plan)
     for part in parts:
         part.check()
     made = graph(plan.graph, batch=plan.batch)
@@ -60,102 +52,40 @@ def space_time_graph(plan: Plan) -> Graph:
         _recompute(made, part)
         if plan.schedule.splits_backward and part.number:  # nobody waits for what the first stage sends back
             split_backward(part.ops)
-    in_order(plan.orders, [part.ops for part in parts], MICRO)
+    _order(plan, parts)
     return made
 
 
-class _Stage:
-    """A stage of a plan: its nodes by their index in the whole graph, its ranks, and what became of its operators."""
-
-    def __init__(self, whole: Plan, number: int) -> None:
-        self.plan, self.number = whole.parts[number], number
-        numbers = ranks(whole.placement)
-        self.ranks: NDArray[np.int64] = numbers if whole.size == 1 else numbers[number % whole.size]
-        self.ops: list[Op] = []
-        at = tuple(range(len(whole.graph.nodes)))
-        if whole.size > 1:
-            between = stage(whole.graph, *whole.bounds[number : number + 2])
-            if between.graph != self.plan.graph:
-                raise PartitaError(
-                    f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
-                    "again without --rewrite, or with --stages 1"
-                )
-            at = between.nodes
-        self.own = {
-            i: n for n, i in enumerate(at) if self.plan.graph.nodes[n].op not in ("receive", "send")
-        }  # by index in the whole graph, the one in the stage's
-        self.whole = at
-
-    def choice(self, index: int) -> Choice:
-        return self.plan.choices[self.own[index]]
-
-    @cached_property
-    def axes(self) -> tuple[tuple[int, str, int], ...]:
-        """Number, name and size of every axis that has more than one rank."""
-        sized = zip(self.plan.axes, self.plan.placement.sizes, strict=True)
-        return tuple((axis, name, size) for axis, (name, size) in enumerate(sized) if size > 1)
-
-    def check(self) -> None:
-        """Raise PartitaError for what space-time plans cannot express, with its name and what to plan instead."""
-        pcg = self.plan.graph
-        for table in sparse_tables(pcg):
-            raise PartitaError(f"{pcg.nodes[table].name!r} has a sparse gradient, which space-time plans lack")
-        for name, mode in self.plan.recompute.items():
-            if mode != "full":
-                how = "but for its products" if mode == "selective" else f"in {mode}"
-                raise PartitaError(
-                    f"segment {name!r} is recomputed {how}, and recompute() takes whole groups: plan again with "
-                    "--recompute full or none"
-                )
-        for node, choice in zip(pcg.nodes, self.plan.choices, strict=True):
-            if choice.offloaded:
-                raise PartitaError(
-                    f"the optimizer states of {node.name!r} are on the host, for which space-time plans have no "
-                    "primitive: plan again with --no-offload"
-                )
-            if choice.beside or choice.joins:
-                raise PartitaError(
-                    f"{node.name!r} belongs to branches that run side by side, which a conversion does not take apart: "
-                    "plan again with another --mesh or a pipeline, of which the best plan may have none"
-                )
-
-    def rows(self, index: int) -> list[Row]:
-        """The row of an operator on every axis of more than one rank. PartitaError: one of a special strategy."""
-        pcg, at, choice = self.plan.graph, self.own[index], self.choice(index)
-        taken = rows_taken(pcg, at, choice.inputs, choice.output)
-        found = [row for axis, _, _ in self.axes if (row := taken[axis]) is not None]
-        assert len(found) == len(self.axes), pcg.nodes[at].name
-        special = next((row.special for row in found if row.special), None)
-        if special is not None:
-            name, known = pcg.nodes[at].name, zip(row_names(pcg, at), rows(pcg, at), strict=True)
-            others = ", ".join(name for name, row in known if not row.special)
-            sizes = self.plan.placement.sizes
-            fixed = f"{name}={','.join(['ROW'] * len(sizes))}"
-            raise PartitaError(
-                f"{pcg.nodes[at].op} {name!r} has the strategy {special}, which communicates within the operator, as "
-                f"no transformation does: plan again with --mesh {times(sizes)} --fix {fixed}, of the rows {others}"
-            )
-        return found
-
-    def assign(self, op: Op, index: int, everywhere: bool) -> Iterator[Op]:
-        """An operator, cut along every axis of the mesh, each part on its rank; or whole on every rank."""
-        parts = [op]
-        rows = [None] * len(self.axes) if everywhere else self.rows(index)
-        for (_, name, size), row in zip(self.axes, rows, strict=True):
-            how = replicate(size, label=name) if row is None else Chosen(row, size, name)
-            try:
-                parts = [part for each in parts for part in op_trans(each, how)]
-            except PartitaError as error:
-                raise PartitaError(
-                    f"{error}. Plan again with --mesh or --micro-batches of sizes that divide it, or with another "
-                    f"--fix {op.of.name}=ROW"
-                ) from error
-        for part, rank in zip(parts, self.ranks.ravel().tolist(), strict=True):
-            op_assign(part, rank)
-        return iter(parts)
+def emit_interlaced(plan: Plan) -> str:
+    """The program of an interlaced pipeline: that of its operators on all devices and in their order."""
+    machine = plan.machine.without_memory_limit()  # the planner has compared it
+    made = space_time(
+        space_time_graph(plan),
+        machine,
+        dtype=plan.dtype,
+        optimizer=plan.optimizer,
+        model=plan.model,
+        module=plan.module,
+    )
+    return made.beginning_with(plan.initial).source()
 
 
-def _transform(made: Graph, micro_batches: int, parts: Sequence[_Stage]) -> None:
+def _order(plan: Plan, parts: Sequence[Part]) -> None:
+    if plan.shared is None:
+        in_order(plan.orders, [part.ops for part in parts], MICRO)
+        return
+    *own, shared = parts
+    groups, read = (
+        [part.ops for part in own],
+        [{part.plan.graph.nodes[i]["peer"] for i in part.plan.graph.of("from_all")} for part in own],
+    )
+    for number, at in zip(plan.lookup_stages, plan.shared_places, strict=False):
+        groups.insert(at, [op for op in shared.ops if op.of.name in read[number]])
+    groups.append([op for op in shared.ops if not any(op.of.name in names for names in read)])
+    in_order(in_lock_step(plan.size, plan.micro_batches, plan.shared_places), groups, MICRO)
+
+
+def _transform(made: Graph, micro_batches: int, parts: Sequence[Part]) -> None:
     """Cut and assign all operators.
 
     What depends on no input is computed once for all micro-batches, and as in programs of plans whole on every rank;
@@ -173,7 +103,7 @@ def _transform(made: Graph, micro_batches: int, parts: Sequence[_Stage]) -> None
             part.ops += [] if once else cut
 
 
-def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
+def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
     """Place a parameter unless it lies where it is read, and is updated there as a whole."""
     choice = holders[0].choice(index)
     layout, updated = choice.output, choice.sharded_states
@@ -187,7 +117,7 @@ def _store(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
     place(made, made.pcg.nodes[index].name, cuts, devices, shared=choice.shared is not None)
 
 
-def _stored(made: Graph, index: int, part: _Stage, shared: Collection[int] = ()) -> list[Chosen]:
+def _stored(made: Graph, index: int, part: Part, shared: Collection[int] = ()) -> list[Chosen]:
     """How a parameter is cut where it is stored, axis by axis, and then once more along the axes `shared`.
 
     Along shared axes the first atom that divides is split; the parameter is whole on an axis if there is none.
@@ -202,7 +132,7 @@ def _stored(made: Graph, index: int, part: _Stage, shared: Collection[int] = ())
     return found
 
 
-def _readings(part: _Stage, index: int) -> Iterator[Layout]:
+def _readings(part: Part, index: int) -> Iterator[Layout]:
     pcg, at = part.plan.graph, part.own[index]
     for reader in pcg.consumers[at]:
         yield from (
@@ -210,11 +140,11 @@ def _readings(part: _Stage, index: int) -> Iterator[Layout]:
         )
 
 
-def _splits(layout: Layout, part: _Stage) -> list[int]:
+def _splits(layout: Layout, part: Part) -> list[int]:
     return [layout[axis] if is_split(layout[axis]) else B for axis, _, _ in part.axes]
 
 
-def _update(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
+def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
     """Split the update of a parameter with sharded states among the ranks that have copies of it."""
     choice, part = holders[0].choice(index), holders[0]
     if not choice.sharded_states:
@@ -227,7 +157,7 @@ def _update(made: Graph, index: int, holders: Sequence[_Stage]) -> None:
         op_assign(op, int(part.ranks[tuple(op.coordinate(name) for name in part.plan.axes)]))
 
 
-def _recompute(made: Graph, part: _Stage) -> None:
+def _recompute(made: Graph, part: Part) -> None:
     if not part.plan.recompute:
         return
     known = {segment.name: segment.nodes for segment in segments(part.plan.graph)}

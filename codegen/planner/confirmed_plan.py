@@ -6,8 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 from ...formulation.pipeline.configuration import Configuration
-from ...formulation.pipeline.stage_transfers import transfer_price
+from ...formulation.pipeline.stage_transfers import broadcast_price, transfer_price
+from ...formulation.placement.placement import of_rows
 from ...model.graph.batch import with_batch
+from ...model.graph.interlaced import interlaced
+from ...model.graph.pcg import PCG
 from ...model.graph.stages import stage
 from ...model.machine.machine import stage_machine
 from ...solvers.gap import relative_gap
@@ -81,8 +84,10 @@ def _own_graphs(
     """The networks of the stages, which equal stages share, each with its own part of the graph."""
     if best.devices == 1:
         return stages
-    graph = with_batch(problem.pcg, problem.batch // best.micro_batches)
-    cut = [stage(graph, *ends).graph for ends in pairwise(bounds)]
+    graph = with_batch(problem.interlaced or problem.pcg, problem.batch // best.micro_batches)
+    layers = graph if problem.interlaced is None else interlaced(graph).layers.graph
+    cut = [stage(layers, *ends).graph for ends in pairwise(bounds)]
+    cut += [] if problem.interlaced is None else [interlaced(graph).shared.graph]
     return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
 
 
@@ -96,14 +101,15 @@ def _decoded(
 ) -> Plan:
     """The plan that the assignments of all stages encode; `reports` are those of the stages."""
     machine, pipelined = problem.machine, best.devices > 1
+    count = len(bounds) - 1 if pipelined else 1
     stage_context = WITHOUT_CONTEXT if pipelined else context
     plans = []
     for s, (encoding, assignment) in enumerate(stages):
         graph, chosen = decided(encoding, assignment)
         plan = Plan(
             graph,
-            stage_machine(machine, best.row),
-            best.placement,
+            stage_machine(machine, best.row) if s < count else machine,
+            best.placement if s < count else of_rows((best.row, *best.matrix)),
             best.micro_batches,
             choices=chosen,
             dtype=problem.training.dtype,
@@ -113,8 +119,8 @@ def _decoded(
             module=stage_context.module,
             initial=stage_context.initial,
             recompute=encoding.recomputed(assignment),
-            in_flight=best.in_flight(s),
-            transfer=transfer_price(machine, best.row) if pipelined else None,
+            in_flight=best.in_flight(s) if s < count else 1,
+            transfer=(transfer_price if s < count else broadcast_price)(machine, best.row) if pipelined else None,
             overlap=problem.space.overlap,
             together=encoding.together,
             compile=problem.space.compile,
@@ -123,11 +129,12 @@ def _decoded(
     if not pipelined:
         return plans[0]
     return PipelinePlan(
-        with_batch(problem.plain or problem.pcg, problem.batch // best.micro_batches),
+        _whole(problem, best),
         machine,
         best.row,
         bounds,
-        stages=tuple(plans),
+        stages=tuple(plans[:count]),
+        shared=plans[count] if len(plans) > count else None,
         schedule=best.schedule,
         chunks=best.chunks,
         model=dict(context.model),
@@ -135,6 +142,11 @@ def _decoded(
         module=context.module,
         initial=context.initial,
     )
+
+
+def _whole(problem: PlanningProblem, best: Configuration) -> PCG:
+    """The graph of a whole model, for a micro-batch."""
+    return with_batch(problem.interlaced or problem.plain or problem.pcg, problem.batch // best.micro_batches)
 
 
 def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -161,11 +173,13 @@ def _confirm(made: Plan, best: Configuration, objective_ns: int, rewritten: bool
 
     most = best.weight_versions, best.deferred_weight_gradients
     schedule, shape = best.schedule, (best.devices, best.chunks, best.micro_batches)
+    if made.shared is not None and price.shared is not None:
+        assert price.shared.objective_ns == _reported(made.shared), (price.shared.ns, made.shared.report["parts_ns"])
+        assert price.shared.memory_bytes == made.shared.report["memory_bytes"], price.shared.memory
     for number, (own, given, part) in enumerate(zip(price.stages, made.parts, made.stages, strict=True)):
         least = schedule.weight_versions(number), schedule.deferred_weight_gradients(*shape, number)
         planned, stage_report = own if least == most else stage_price(given, *most), part.report
-        reported = sum(stage_report["parts_ns"].values()) - stage_report["hidden_ns"] + stage_report["host_bound_ns"]
-        assert agree(own.objective_ns, reported), (own.ns, stage_report["parts_ns"])
+        assert agree(own.objective_ns, _reported(part)), (own.ns, stage_report["parts_ns"])
         assert agree(planned.memory_bytes, stage_report["memory_bytes"]), (planned.memory, stage_report["memory_bytes"])
         stage_report["memory_bytes"] = own.memory_bytes
     took = price.objective_ns
@@ -176,3 +190,9 @@ def _confirm(made: Plan, best: Configuration, objective_ns: int, rewritten: bool
         report["gap"] = relative_gap(took, report["bound_ns"])
     if best.devices == 1 and made.recompute:
         report["recompute_ns"] = price.stages[0].recompute_ns
+
+
+def _reported(plan: Plan) -> int:
+    """The time of a stage by the report of its network."""
+    report = plan.report
+    return int(sum(report["parts_ns"].values()) - report["hidden_ns"] + report["host_bound_ns"])

@@ -10,6 +10,7 @@ from math import prod
 from ...formulation.bundles.branch_selection import leaves_out
 from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.parallelism import ANY_PARALLELISM
+from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
@@ -68,8 +69,19 @@ def _pipelines(
     if among is not None and among.has_pipelines:
         names = (name if chunks == 1 else f"{name} with {chunks} chunks" for name, chunks in schedules)
         yield f"schedules other than {' and '.join(names)}"
+        if problem.interlaced is not None:
+            yield from _beside_interlaced(problem, schedules)
     elif problem.machine.devices > 1 and len(boundaries(problem.plain or problem.pcg)) > 2:
         yield "pipelines"
+
+
+def _beside_interlaced(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """What a search of interlaced pipelines lacks that none of the other schedules compared with it has."""
+    if problem.space.stages is None and all(name == INTERLACED_PIPELINE.name for name, _ in schedules):
+        yield "plans without a pipeline"
+    yield "operators on all devices other than tables, scores and the loss, or with special strategies"
+    if "selective" in problem.space.modes:
+        yield "selective recomputation in interlaced pipelines"
 
 
 def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ...formulation.spacetime.site import Site
 from ...formulation.strategies.strategy import ANY, row_names, rows, rows_taken
 from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
-from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.pcg import PCG, SOURCES, TRANSFERS
 from ...model.graph.segments import segments
 from ...model.wording import did_you_mean
 from ..plan.plan import Plan
@@ -67,7 +67,7 @@ class Openness:
         return [
             index
             for index, node in enumerate(pcg.nodes)
-            if node.op not in (*SOURCES, "receive", "send")
+            if node.op not in (*SOURCES, *TRANSFERS)
             and known.base[index] == index
             and index not in known.twin
             and not known.constant[index]
@@ -96,6 +96,10 @@ class Openness:
 
 def decisions_of(plan: Plan, openness: Openness) -> PartialPlan:
     """The decisions of a planner's plan. PartitaError: branches that run side by side, unless they are loosened."""
+    if plan.shared is not None:
+        raise PartitaError(
+            f"--start: a plan with schedule {plan.schedule} has operators on all devices, which are not taken as fixed"
+        )
     stages, inner = plan.stages, plan.stages[0].placement
     rows_of, weights, layers = dict[str, tuple[str, ...]](), dict[str, StoredAs](), dict[str, str]()
     stage_of: dict[str, set[int]] = {}

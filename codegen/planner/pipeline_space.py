@@ -33,7 +33,8 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     inner = {row: _inner(machine, row, space) for row in found}
     if not space.fixes_placement:
         inner = {row: reordered(places, sizes) for row, places in inner.items()}
-    none = {} if space.stages is not None else {(1,) * len(machine.hierarchy): problem.placements}
+    alone = problem.interlaced is None and space.stages is None
+    none = {(1,) * len(machine.hierarchy): problem.placements} if alone else {}
     return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
 
 

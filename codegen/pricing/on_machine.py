@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ...formulation.pipeline.stage_transfers import transfer_price
+from ...formulation.pipeline.stage_transfers import broadcast_price, transfer_price
 from ...model.errors import PartitaError
 from ...model.machine.machine import Machine, stage_machine
 from ..plan.plan import PipelinePlan, Plan
@@ -18,7 +18,8 @@ def on_machine(plan: Plan, machine: Machine) -> Plan:
         return replace(plan, machine=machine, rivals=())
     own, transfer = stage_machine(machine, plan.row), transfer_price(machine, plan.row)
     stages = tuple(replace(stage, machine=own, transfer=transfer) for stage in plan.stages)
-    return replace(plan, machine=machine, stages=stages, rivals=())
+    shared = plan.shared and replace(plan.shared, machine=machine, transfer=broadcast_price(machine, plan.row))
+    return replace(plan, machine=machine, stages=stages, shared=shared, rivals=())
 
 
 def step_on(plan: Plan, machine: Machine) -> int | None:

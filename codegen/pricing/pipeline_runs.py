@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
-from ...formulation.pipeline.orders import KIND_NAMES
-from ...formulation.pipeline.problem import Problem, Room, Stage, chunked
+from ...formulation.pipeline.orders import KIND_NAMES, in_lock_step
+from ...formulation.pipeline.problem import Problem, Room, Stage, chunked, interlaced_pipeline
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, PriceSlot, StagePrice
 
@@ -31,24 +31,67 @@ class SlotRun(NamedTuple):
         return self.start_ns + self.length_ns
 
 
-def runs(plan: Plan, stages: tuple[StagePrice, ...]) -> tuple[SlotRun, ...]:
+def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None = None) -> tuple[SlotRun, ...]:
     """All slots, each as soon as its devices are free and its dependencies are done.
 
     Messages of programs that wait are part of the slots at both ends; equal stages whose backwards are whole then end
     with the predicted step (`step_ns`), unequal ones may end later. With overlap, messages are part of their senders'
     slots, or pass between slots (`Schedule.delays_messages`).
+
+    `shared`: the price of what all devices of an interlaced pipeline compute together. Its slots are runs of every
+    device, of stage `SHARED`.
     """
-    problem = slot_problem(plan, stages)
+    number_of = list(range(len(stages)))
+    if shared is None:
+        problem, orders = slot_problem(plan, stages), plan.orders
+    else:
+        problem = _interlaced_problem(plan, stages, shared)
+        orders = in_lock_step(plan.size, plan.micro_batches, plan.shared_places)
+        for place in plan.shared_places:
+            number_of.insert(place, SHARED)
     made = [
-        SlotRun(task.devices[0], KIND_NAMES[task.kind], task.stage, task.micro, start, task.duration_ns)
-        for task, start in zip(problem.tasks, starts_ns(problem, plan.orders), strict=True)
+        SlotRun(device, KIND_NAMES[task.kind], number_of[task.stage], task.micro, start, task.duration_ns)
+        for task, start in zip(problem.tasks, starts_ns(problem, orders), strict=True)
+        for device in task.devices
     ]
     ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
-    for number, cost in enumerate(stages):
-        device = number % plan.size
-        made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
-        ends[device] = made[-1].end_ns
+    for number, cost in [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]:
+        for device in range(plan.size) if number == SHARED else [number % plan.size]:
+            made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
+            ends[device] = made[-1].end_ns
     return tuple(made)
+
+
+SHARED = -1
+"""The stage of runs that all devices have together."""
+
+
+def _interlaced_problem(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice) -> Problem:
+    """The slots of a step with those of what all devices compute together: look-ups, and the scores with the loss."""
+    chain, count, slot_of = _chain(plan, stages), plan.micro_batches, _shared_slots(plan)
+    for number, place in enumerate(plan.shared_places):
+        forward, backward = (
+            sum(item.total_ns for item in shared.items if item.phase == phase and slot_of.get(item.at, -1) == number)
+            for phase in ("forward", "backward")
+        )
+        chain.insert(place, Stage(max(1, forward // count), max(1, -(-backward // count))))
+    return interlaced_pipeline(chain, plan.shared_places, count)
+
+
+def _shared_slots(plan: Plan) -> dict[int, int]:
+    """For every node that all devices compute together the number of its slot among those of a micro-batch."""
+    assert plan.shared is not None
+    graph, last = plan.shared.graph, len(plan.lookup_stages)
+    read = {
+        part.graph.nodes[i]["peer"]: number
+        for number, stage in enumerate(plan.lookup_stages)
+        for part in (plan.stages[stage],)
+        for i in part.graph.of("from_all")
+    }
+    found = dict.fromkeys(range(len(graph.nodes)), last)
+    for sent in graph.of("send"):
+        found[sent] = found[graph.nodes[sent].inputs[0]] = read[graph.nodes[sent]["peer"]]
+    return found
 
 
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
@@ -57,7 +100,14 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
     A device ends with the updates of its stages. Where messages pass between slots, a slot is no shorter than its
     message: so none waits for the link.
     """
-    chain, split, count = [], plan.schedule.splits_backward, plan.micro_batches
+    updates = [phase_ns(cost, "update") for cost in stages]
+    closing = tuple(sum(updates[device :: plan.size]) for device in range(plan.size))
+    return replace(chunked(_chain(plan, stages), plan.size, plan.micro_batches, room), closing_ns=closing)
+
+
+def _chain(plan: Plan, stages: tuple[StagePrice, ...]) -> list[Stage]:
+    """The stages on one micro-batch, in the order of the model."""
+    chain, split, count = list[Stage](), plan.schedule.splits_backward, plan.micro_batches
     delayed = plan.hides_messages and plan.schedule.delays_messages
     arriving = [_messages(part, cost) if delayed else (0, 0) for part, cost in zip(plan.stages, stages, strict=True)]
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
@@ -71,9 +121,7 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
                 forward_message_ns=ahead, backward_message_ns=back,
             )
         )  # fmt: skip
-    updates = [phase_ns(cost, "update") for cost in stages]
-    closing = tuple(sum(updates[device :: plan.size]) for device in range(plan.size))
-    return replace(chunked(chain, plan.size, count, room), closing_ns=closing)
+    return chain
 
 
 def _messages(plan: Plan, cost: StagePrice) -> tuple[int, int]:

@@ -11,11 +11,20 @@ from .stage_price import stage_price
 
 @dataclass(frozen=True)
 class PlanPrice:
-    """The prices of all stages, in the model's order; ns of a whole step, bytes of the device that holds most."""
+    """The prices of all stages, in the model's order; ns of a whole step, bytes of the device that holds most.
+
+    `shared`: the price of what all devices of an interlaced pipeline compute together.
+    """
 
     stages: tuple[StagePrice, ...]
     objective_ns: int
     memory_bytes: int
+    shared: StagePrice | None = None
+
+    @property
+    def everything(self) -> tuple[StagePrice, ...]:
+        """The prices of all parts of a plan, as in `Plan.everything`."""
+        return self.stages if self.shared is None else (*self.stages, self.shared)
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
@@ -27,7 +36,8 @@ def plan_price(plan: Plan) -> PlanPrice:
     """The predicted time and memory: a device holds all its stages.
 
     The time of a step follows from the formula of the schedule, if it has one; otherwise it is the makespan of the
-    slots, each started as early as possible. If steps overlap, it is the busy time of the slowest stage.
+    slots, each started as early as possible. If steps overlap, it is the busy time of the slowest stage. The step of an
+    interlaced pipeline is the longer of both, and operators of all devices take time and memory of each.
     """
     schedule, shape = plan.schedule, (plan.size, plan.chunks, plan.micro_batches)
     counts = (
@@ -43,4 +53,8 @@ def plan_price(plan: Plan) -> PlanPrice:
         step = max(run.end_ns for run in runs(plan, stages))
     else:
         step = step_ns(plan.size, schedule.rounds(plan.chunks, plan.micro_batches), busy_ns)
-    return PlanPrice(stages, step, max(held))
+    if plan.shared is None:
+        return PlanPrice(stages, step, max(held))
+    shared = stage_price(plan.shared)
+    slots = max(run.end_ns for run in runs(plan, stages, shared))
+    return PlanPrice(stages, max(step + shared.objective_ns, slots), max(held) + shared.memory_bytes, shared)

@@ -1,7 +1,8 @@
 """Tables of costs: of a stage by module, collective and kind of memory; of a pipeline by stage and transfer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...model.graph.layout import COLLECTIVES
 from ..plan.plan import Plan
@@ -222,11 +223,12 @@ def stages_table(plan: Plan, price: PlanPrice) -> Table:
     """The modules, work and memory of every stage."""
     unit, size = time_unit(price)
     rows = []
-    for number, (part, stage) in enumerate(zip(plan.stages, price.stages, strict=True)):
+    for number, (part, stage) in enumerate(zip(plan.everything, price.everything, strict=True)):
         sizes = [bytes_text(stage.memory[kind]) for kind in MEMORY]
+        own = str(number), f"pipeline {number % plan.size}"
         rows.append(
             (
-                str(number), f"pipeline {number % plan.size}", contents(part.graph),
+                *(own if number < len(plan.stages) else ("all", "all")), contents(part.graph),
                 f"{stage.objective_ns / size:,.2f}", percent(stage.objective_ns, price.objective_ns),
                 str(part.in_flight), *sizes, bytes_text(stage.memory_bytes),
             )
@@ -253,11 +255,25 @@ def sent_table(plan: Plan, price: PlanPrice) -> Table:
             layout = part.layout_text(index, part.choices[index].output)
             ends = f"{number - 1} to {number}"
             rows.append((ends, node["peer"], layout, bytes_text(item.bytes), f"{under_way / size:,.2f}"))
+    rows += _broadcast(plan, price)
     return Table(
         "Transfers between stages",
-        f"Tensors that every device sends to its peer in the next stage; their gradients come back the same way. Bytes "
+        f"Tensors that every device sends to its peer in the next stage; their gradients come back the same way. Of an "
+        "interlaced pipeline also what, or whose gradient, comes from one stage to all. Bytes "
         f"of a message, {unit} in which all of a step are under way.",
         ("stages", "tensor", "layout", "message", unit),
         tuple(rows),
         words=3,
     )
+
+
+def _broadcast(plan: Plan, price: PlanPrice) -> Iterator[tuple[str, Any, str, str, str]]:
+    """Rows of what one stage of an interlaced pipeline sends to all: the input of scores, gradients of look-ups."""
+    if plan.shared is None or price.shared is None:
+        return
+    part, size = plan.everything[-1], time_unit(price)[1]
+    for index in (*part.graph.of("receive"), *part.graph.of("send")):
+        node, layout = part.graph.nodes[index], part.layout_text(index, part.choices[index].output)
+        items = [item for item in price.shared.items if item.node == index and item.kind == node.op]
+        spent = f"{sum(item.total_ns for item in items) / size:,.2f}"
+        yield "one to all", node["peer"], layout, bytes_text(items[0].bytes), spent

@@ -23,8 +23,9 @@ def describe(plan: Plan) -> str:
     """The docstring's words, then for every stage a line for each tensor that is planned; equal layers share one."""
     words = docstring(plan).strip('"').replace("Training program for", "Plan of").partition("\n\nRun:")[0]
     lines = [words]
-    for number, part in enumerate(plan.parts):
-        title = [f"Stage {number}: {contents(part.graph)}"] if plan.size > 1 else []
+    for number, part in enumerate(plan.everything):
+        where = f"Stage {number}" if number < len(plan.parts) else "All devices"
+        title = [f"{where}: {contents(part.graph)}"] if plan.size > 1 else []
         lines += ["", *title, *layouts(part)]
     return "\n".join(lines)
 
@@ -37,6 +38,8 @@ def docstring(plan: Plan) -> str:
     rows += _predicted(plan)
     if plan.size > 1:
         rows += [(f"stage {number}", contents(part.graph)) for number, part in enumerate(plan.stages)]
+    if plan.shared is not None:
+        rows.append(("all devices", contents(plan.shared.graph)))
     if programs := _programs_sentence(plan):
         rows.append(("programs", programs))
     if plan.report.get("bundles") and plan.size == 1:
@@ -177,16 +180,18 @@ def _batch_sentence(plan: Plan) -> str:
 
 def _weights_sentence(plan: Plan) -> str:
     """The shares of all weights that each axis splits or spreads, and that are stored in special ways."""
-    trained = [(part, i, part.choices[i]) for part in plan.parts for i in part.graph.of("parameter")]
+    trained = [(part, i, part.choices[i]) for part in plan.everything for i in part.graph.of("parameter")]
     numel = [part.graph.nodes[i].numel for part, i, _ in trained]
     whole, parts = sum(numel) or 1, []
 
     def share(*holds: bool) -> float:
         return 100 * sum(n for n, counts in zip(numel, holds, strict=True) if counts) / whole
 
-    for axis, name in enumerate(plan.parts[0].axes):
-        split = share(*(is_split(choice.output[axis]) for _, _, choice in trained))
-        spread = share(*(spread_axis(part, i) == axis for part, i, _ in trained))
+    for name in plan.axes:
+        axes = [part.axes.index(name) if name in part.axes else None for part, _, _ in trained]
+        on_axis = list(zip(axes, trained, strict=True))
+        split = share(*(axis is not None and is_split(choice.output[axis]) for axis, (_, _, choice) in on_axis))
+        spread = share(*(axis is not None and spread_axis(part, i) == axis for axis, (part, i, _) in on_axis))
         if spread:
             parts.append(f"{spread:.0f}% spread over {name}, table by table")
         if split:

@@ -63,6 +63,7 @@ def _tables(plan: Plan, price: PlanPrice) -> Iterator[Table]:
     yield sent_table(plan, price)
     for numbers in _equal_stages(found):
         words = f"stage{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+        words = "all devices" if numbers[0] == len(plan.stages) else words
         for table in found[numbers[0]][:-1]:
             yield replace(table, title=f"{table.title} of {words}")
 

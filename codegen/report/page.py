@@ -8,7 +8,7 @@ from ...formulation.placement.placement import Placement, ranks
 from ...model.machine.machine import Machine
 from ..emission.templates import environment
 from ..plan.plan import Plan
-from ..pricing.pipeline_runs import runs
+from ..pricing.pipeline_runs import SHARED, runs
 from ..pricing.plan_price import PlanPrice
 from ..pricing.price_items import PARTS, StagePrice
 from .cost_tables import by_module, time_unit
@@ -91,16 +91,17 @@ def _single_stage(plan: Plan, price: StagePrice) -> dict[str, Any]:
 def _pipeline(plan: Plan, price: PlanPrice) -> dict[str, Any]:
     """The template variables of a pipeline."""
     unit, size = time_unit(price)
-    slots, numbered = _slots(plan, price), list(enumerate(price.stages))
-    memory = [_memory(f"stage {number}", stage, plan.stages[number].machine) for number, stage in numbered]
+    slots, names = _slots(plan, price), [f"stage {number}" for number in range(len(price.stages))]
+    named = list(zip((*names, "all devices"), price.everything, strict=False))
+    memory = [_memory(name, stage, plan.machine) for name, stage in named]
     return {
         "steps": [
             Bar(
-                f"stage {number}",
+                name,
                 _times(stage.ns, price.objective_ns, stage),
                 f"{stage.objective_ns / size:,.2f} {unit}",
             )
-            for number, stage in numbered
+            for name, stage in named
         ],
         "slots": slots,
         "split": any(slot.color == _COLORS["weights"] for slot in slots),
@@ -157,12 +158,12 @@ _COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "up
 
 
 def _slots(plan: Plan, price: PlanPrice) -> list[TimelineSlot]:
-    found = runs(plan, price.stages)
+    found = runs(plan, price.stages, price.shared)
     whole = max(run.end_ns for run in found)
     slots = []
     for run in sorted(found, key=lambda run: run.start_ns)[:MOST_SLOTS]:
         micro = f", micro-batch {run.micro_batch}" if run.micro_batch >= 0 else ""
-        words = f"{run.kind} of stage {run.stage}{micro}"
+        words = f"{run.kind} of {'all devices' if run.stage == SHARED else f'stage {run.stage}'}{micro}"
         start, length = 100 * run.start_ns / whole, 100 * run.length_ns / whole
         slots.append(TimelineSlot(run.device, start, length, _COLORS[run.kind], words))
     return slots

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..plan.plan import Plan
 from ..plan.table_spread import places
-from ..pricing.plan_price import plan_price
+from ..pricing.plan_price import PlanPrice, plan_price
 from .unsplit_work import opaque_calls
 from .words import contents
 
@@ -73,6 +73,14 @@ def _pipeline(plan: Plan) -> dict[str, Any]:
         "schedule": plan.schedule.name,
         "chunks": plan.chunks,
         **({"order": plan.report["order"]} if "order" in plan.report else {}),
+        **({"on_all_devices": _shared(plan, cost)} if plan.shared else {}),
         "busy_ns": list(cost.busy_ns),
         "memory_bytes": [stage.memory_bytes for stage in cost.stages],
     }
+
+
+def _shared(plan: Plan, cost: PlanPrice) -> dict[str, Any]:
+    """What all devices of an interlaced pipeline compute together, with its work and memory on each."""
+    assert plan.shared is not None and cost.shared is not None
+    busy = {"busy_ns": cost.shared.objective_ns, "memory_bytes": cost.shared.memory_bytes}
+    return {"contents": contents(plan.shared.graph), **busy}

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ...model.graph.layout import COLLECTIVES
 from ...model.graph.segments import segments
 from ..plan.plan import Plan
-from ..pricing.pipeline_runs import SlotRun, runs
+from ..pricing.pipeline_runs import SHARED, SlotRun, runs
 from ..pricing.plan_price import PlanPrice
 from ..pricing.price_items import Item, Phase, PriceSlot, StagePrice
 from .cost_tables import why
@@ -43,11 +43,13 @@ def _slots(plan: Plan, price: PlanPrice, title: str) -> list[Event]:
     for device in range(plan.size):
         own = ", ".join(contents(plan.stages[stage].graph) for stage in range(device, len(plan.stages), plan.size))
         events.append(_name("thread_name", device, f"pipeline {device}: {own}"))
-    return events + [_slot(run) for run in runs(plan, price.stages) if run.length_ns]
+    return events + [_slot(run) for run in runs(plan, price.stages, price.shared) if run.length_ns]
 
 
 def _slot(run: SlotRun) -> Event:
-    details = {"stage": run.stage} | ({"micro_batch": run.micro_batch} if run.micro_batch >= 0 else {})
+    details = {"stage": "all devices" if run.stage == SHARED else run.stage} | (
+        {"micro_batch": run.micro_batch} if run.micro_batch >= 0 else {}
+    )
     name = f"{run.kind} {run.micro_batch}" if run.micro_batch >= 0 else run.kind
     return _slice(name, run.kind, run.device, run.start_ns, run.length_ns) | {"args": details}
 

@@ -27,8 +27,8 @@ DEVIATIONS = 6
 
 
 def is_native_plan(plan: Plan) -> bool:
-    """True if the plan's program draws masks of dropout by torch's own generators."""
-    return any(draws_natively(part.graph) for part in plan.stages)
+    """True if the plan's program draws masks of dropout by torch's own generators; space-time programs do not."""
+    return plan.shared is None and any(draws_natively(part.graph) for part in plan.stages)
 
 
 def counted(plan: Plan) -> Plan:

@@ -89,7 +89,12 @@ class Configuration:
         return max(self.schedule.deferred_weight_gradients(*shape, stage) for stage in range(self.stages))
 
     def modes(self, recompute: tuple[str, ...]) -> tuple[str, ...]:
-        """The modes of recomputation allowed for its stages: a split backward would recompute twice."""
+        """The modes of recomputation allowed for its stages: a split backward would recompute twice.
+
+        Programs of interlaced pipelines recompute whole layers.
+        """
+        if self.schedule.interlaced:
+            return tuple(mode for mode in recompute if mode in ("none", "full"))
         return ("none",) if self.schedule.splits_backward else recompute
 
     def in_flight(self, stage: int) -> int:

@@ -44,6 +44,9 @@ class Schedule:
     in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to
     be found by the solver. `copied`: emitted programs have the source of `order`, which then refers to nothing but its
     arguments; else its slots as a table.
+
+    `interlaced`: all devices together look up tokens and compute the loss between the slots of their stages
+    (`orders.in_lock_step`); the formula is a lower bound of the step, which is priced slot by slot.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Schedule:
     needs: str = ""
     limit: Callable[[int, int], int] | None = None
     copied: bool = False
+    interlaced: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -213,11 +217,17 @@ PIPEDREAM_2BW = Schedule(
 )  # fmt: skip
 SOLVED = replace(ZERO_BUBBLE, name="solve", label="order found by the solver", limit=min)
 """ZB-H1 with any order in its memory: `solvers/schedule` looks for the best once the stages are planned."""
+INTERLACED_PIPELINE = Schedule(
+    "interlaced", "interlaced pipeline", device_orders.eager_one_f_one_b, has_step_formula=True, interlaced=True
+)
+"""SuperScaler's interlaced pipeline in lock step: the stages of an eager 1F1B pipeline, the tables on all devices."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")
 """What `all` stands for: GPipe and eager 1F1B gain on 1F1B only by hiding messages, and 2BW is another way to train."""
 
-_REGISTRY = {s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER)}
+_REGISTRY = {
+    s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER, INTERLACED_PIPELINE)
+}
 
 
 def register_schedule(schedule: Schedule) -> Schedule:

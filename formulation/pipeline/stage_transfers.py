@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.machine import Machine
 from ..placement.placement import of_rows
-from ..reduction.cost import exchange_price
-from ..reduction.program import Reduction
+from ..reduction.cost import exchange_price, step_price
+from ..reduction.program import Collective, Reduction, Step
 
 
 def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
@@ -22,6 +22,16 @@ def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
         return FREE
     inner = tuple(size // factor for size, factor in zip(machine.hierarchy, row, strict=True))
     return exchange_price(machine, Reduction(of_rows((row, inner)), (0,)), "send")
+
+
+def broadcast_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
+    """Every device of one stage sends to those in its place in all other stages; `row` as above.
+
+    A line in the bytes that a device sends.
+    """
+    inner = tuple(size // factor for size, factor in zip(machine.hierarchy, row, strict=True))
+    reduction = Reduction(of_rows((row, inner)), (0,))
+    return step_price(machine, reduction, Step(Collective.BROADCAST, 0, len(reduction.sizes) - 1), 1.0)
 
 
 def messages(gradient: bool) -> int:

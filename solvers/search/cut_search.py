@@ -22,6 +22,7 @@ from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
 from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
 from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
+from .shared_operators import Least
 from .shortest_cut import Times, best_path
 from .state import Effort, Level, Proved, Stages
 from .zero_bubble_bound import ZeroBubbleBound
@@ -51,6 +52,11 @@ class Parts(Protocol):
     @property
     def zero_bubble(self) -> ZeroBubbleBound | None:
         """Bound on finish times, if the step is more than the sum of busy times."""
+        ...
+
+    @property
+    def beside(self) -> Least:
+        """What the devices take, at least, beside the stages."""
         ...
 
     @property
@@ -100,7 +106,7 @@ class _CutSearch:
         self.target, self.effort = target, effort
         self.until = monotonic() + effort.seconds
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
-        self.zero_bubble = parts.zero_bubble
+        self.zero_bubble, self.beside_ns = parts.zero_bubble, parts.beside.ns
         self.count = len(self.floors)
         self.kinds = positions_by_kind(parts.stages, parts.kind, parts.shared)
         self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
@@ -156,11 +162,14 @@ class _CutSearch:
             path = best_path(
                 self._finish_times([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
             )
-            if path is None or (best is not None and path.objective >= best[0]):
+            if path is None:
+                continue
+            step = min(path.objective + self.beside_ns, INFINITE)
+            if best is not None and step >= best[0]:
                 continue
             taken = [places[node] for node in path.nodes]
             queries = [self._query(taken[s], taken[s + 1], flights[s], shared) for s in range(p)]
-            best = path.objective, taken, queries
+            best = step, taken, queries
         return best
 
     def _finish_times(self, busy: list[Times]) -> list[Times]:
@@ -178,7 +187,7 @@ class _CutSearch:
         return [int(self.zero_bubble.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
-        return self.configuration.step_ns(self._stage_finish_times(places, busy))
+        return self.beside_ns + self.configuration.step_ns(self._stage_finish_times(places, busy))
 
     def _places(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
         """All places, and the index of the first one of every boundary."""

@@ -18,12 +18,16 @@ from ...formulation.encoding.encoding_options import EncodingOptions, StageConte
 from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.pipeline.configuration import rows
 from ...formulation.placement.placement import Placement
+from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.weights.fixed_memory import fixed_bytes
+from ...model.graph.batch import with_batch
+from ...model.graph.interlaced import interlaced
 from ...model.machine.merged_device import merged_device
 from ...model.machine.precision import precision
 from .part_bounds import PartAnswer, Query
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
+from .shared_operators import NOTHING, Least
 from .shortest_cut import Times
 from .state import Effort
 
@@ -37,6 +41,16 @@ class MergedDeviceBound(PartNetworks):
     @property
     def merged(self) -> int:
         return self.pipeline.problem.machine.devices // self.configuration.devices
+
+    @property
+    def beside(self) -> Least:
+        """The kernels of shared operators, evenly spread over all devices."""
+        q, k = self.pipeline.problem, self.configuration.micro_batches
+        if q.interlaced is None:
+            return NOTHING
+        shared = interlaced(with_batch(q.interlaced, q.batch // k)).shared.graph
+        form = precision(q.training.dtype)
+        return Least(k * int(floors_ns(shared, q.machine, q.machine.devices, form, q.space.compile)[0].sum()))
 
     @property
     def transfer_floors(self) -> Times:

@@ -26,6 +26,7 @@ from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .part_encoding import encoding
 from .pipeline_problem import PipelineProblem
+from .shared_operators import NOTHING, Least, least
 from .shortest_cut import Times
 from .state import Effort, Level
 from .zero_bubble_bound import ZeroBubbleBound
@@ -56,6 +57,16 @@ class PartNetworks:
     def merged(self) -> int:
         """Number of devices merged into the one of a network."""
         return 1
+
+    @property
+    def beside(self) -> Least:
+        """What operators that all devices share take, at least, beside the stages."""
+        problem, known, own = self.pipeline.problem, self.pipeline.least_shared, self.configuration
+        if problem.interlaced is None or own.devices == 1:
+            return NOTHING
+        if own not in known:
+            known[own] = self.timed(lambda: least(problem, own, self.solver))
+        return known[own]
 
     @property
     def floors(self) -> Times:
@@ -177,9 +188,9 @@ class PartNetworks:
         return MemoryNeed(least_use(within), within.capacities[0], least)
 
     def _in_share(self, network: Network) -> Network:
-        """The network with a virtual stage's share of the device memory."""
+        """The network with a virtual stage's share of the device memory, less what shared operators take of it."""
         capacity = self.pipeline.problem.machine.device.capacity_bytes
-        others = self.merged * (capacity - capacity // self.configuration.chunks)
+        others = self.merged * (capacity - capacity // self.configuration.chunks) + self.beside.bytes
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
     def _solved(self, network: Network, effort: Effort) -> Solution:

@@ -3,7 +3,7 @@
 import pickle
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,15 +22,20 @@ from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
+from .shared_operators import Least
 from .shortest_cut import Times
 from .zero_bubble_bound import ZeroBubbleBound
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineProblem:
-    """A problem and the parts between the boundaries of its graph; boundary 0 is its start, the last one its end."""
+    """A problem and the parts between the boundaries of its graph; boundary 0 is its start, the last one its end.
+
+    `least_shared`: what shared operators take at least in a configuration, once it is known.
+    """
 
     problem: PlanningProblem
+    least_shared: dict[Configuration, Least] = field(default_factory=dict, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process unpickles a problem once, however often it is sent, so that its caches last."""

@@ -32,7 +32,8 @@ class PlanningProblem:
 
     Placements with so many axes that one elimination takes more than `most_work` additions are left out. If `pcg` has
     alternatives, `plain` is the graph without them, used for placements with too many axes for the alternatives.
-    `orders`: other orders of the placements' axes are searched too, if that is little work.
+    `orders`: other orders of the placements' axes are searched too, if that is little work. `interlaced`: the whole
+    graph where all devices share some operators (`model.graph.interlaced`); `pcg` are then its layers.
     """
 
     pcg: PCG
@@ -44,6 +45,7 @@ class PlanningProblem:
     most_work: float = inf
     plain: PCG | None = None
     orders: bool = False
+    interlaced: PCG | None = None
 
     @property
     def batch(self) -> int:

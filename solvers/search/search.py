@@ -39,6 +39,7 @@ from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
 from .result import ConfigurationSpace, OtherPlan, SearchResult, Solved, StepNs, without_pipelines
+from .shared_operators import beside
 from .single_stage import solve_single_stage
 from .state import BOUNDS, Effort, Level, Proved, Stages
 
@@ -279,7 +280,8 @@ class _Search:
             Effort(level, work.gap, self.cutoff, self.left(), prices, self._progress(candidate, level))
             for level in work.levels
         )
-        step_ns = self.space.step_ns if candidate.configuration.schedule.priced_by_slots else None
+        schedule = candidate.configuration.schedule
+        step_ns = self.space.step_ns if schedule.priced_by_slots or schedule.interlaced else None
         return _Task(
             pipeline=self.pipeline if candidate.merged else self._pipeline(candidate.configuration.placement),
             configuration=candidate.configuration,
@@ -479,7 +481,7 @@ class _Search:
         """The next best of the plans that were kept."""
         plans = sorted(self.found.values(), key=lambda plan: plan[1].objective)
         for configuration, stages in [plan for plan in plans if plan != self.best][:OTHERS]:
-            decode = partial(_decoded, self._parts(configuration), stages)
+            decode = partial(_kept, self._parts(configuration), stages)
             yield OtherPlan(configuration, stages.objective, stages.bounds, decode)
 
     def _share_bound(self, merged: Candidate) -> None:
@@ -520,7 +522,7 @@ class _Search:
             configuration,
             objective,
             bounds=stages.bounds if stages else (),
-            stages=_decoded(self._parts(configuration), stages) if configuration and stages else (),
+            stages=_kept(self._parts(configuration), stages) if configuration and stages else (),
             bound=bound,
             seconds=seconds,
             configurations=len(everything) - len(self.merged),
@@ -568,9 +570,10 @@ def _advance(task: _Task) -> tuple[Proved, Stages | None]:
             break
     if stages is not None and task.step_ns is not None:
         problem = task.pipeline.problem
-        exact = task.step_ns(problem, configuration, stages.bounds, _decoded(parts, stages))
-        assert exact >= stages.objective or problem.pcg.alternatives, (exact, stages.objective)
-        stages = replace(stages, objective=exact)
+        solved = _decoded(parts, stages)
+        exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
+        assert exact is None or exact >= stages.objective or problem.pcg.alternatives, (exact, stages.objective)
+        stages = None if exact is None else replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began
     state.solving += parts.solving
@@ -580,11 +583,26 @@ def _advance(task: _Task) -> tuple[Proved, Stages | None]:
     return state, stages
 
 
-def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...]:
-    """The networks and assignments of the stages; an answer that ignored memory belongs to the network that does."""
-    flights = (parts.configuration.in_flight(s) if a.in_flight else 0 for s, a in enumerate(stages.answers))
+def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...] | None:
+    """The networks and assignments of the stages; an answer that ignored memory belongs to the network that does.
+
+    After them that of what all devices share, if any; None: it does not fit beside these stages.
+    """
+    configuration = parts.configuration
+    flights = (configuration.in_flight(s) if a.in_flight else 0 for s, a in enumerate(stages.answers))
     ends = pairwise(stages.bounds)
-    return tuple(
+    solved = tuple(
         parts.decoded(i, j, flight, answer)
         for (i, j), flight, answer in zip(ends, flights, stages.answers, strict=True)
     )
+    if not configuration.schedule.interlaced:
+        return solved
+    shared = beside(parts.pipeline.problem, configuration, parts.solver, solved)
+    return None if shared is None else (*solved, shared)
+
+
+def _kept(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...]:
+    """The networks and assignments of a plan that was found."""
+    solved = _decoded(parts, stages)
+    assert solved is not None
+    return solved

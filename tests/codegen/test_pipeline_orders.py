@@ -16,7 +16,9 @@ from partita.formulation.pipeline.stage_transfers import messages
 
 from .pipelines import captured, piped
 
-SCHEDULES = [name for name in schedule_names() if name != "solve"]  # which has no order of its own
+SCHEDULES = [
+    name for name in schedule_names() if name not in ("solve", "interlaced")
+]  # which have no order of their own, or none without operators on all devices
 KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 

@@ -1,0 +1,124 @@
+"""The parts of a plan whose operators lie on the same ranks: its stages, and what all devices compute together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...formulation.placement.placement import ranks
+from ...formulation.spacetime.op import Op
+from ...formulation.spacetime.primitives import op_assign, op_trans
+from ...formulation.spacetime.transformation import Chosen, replicate
+from ...formulation.strategies.row import Row
+from ...formulation.strategies.strategy import row_names, rows, rows_taken
+from ...model.errors import PartitaError
+from ...model.graph.interlaced import interlaced
+from ...model.graph.pcg import TRANSFERS
+from ...model.graph.sparse_tables import sparse_tables
+from ...model.graph.stages import stage
+from ...model.options import times
+from .choice import Choice
+from .plan import Plan
+
+
+class Part:
+    """A stage of a plan: its nodes by their index in the whole graph, its ranks, and what became of its operators."""
+
+    def __init__(self, plan: Plan, number: int, ranks: NDArray[np.int64], whole: tuple[int, ...]) -> None:
+        self.plan, self.number, self.ranks = plan, number, ranks
+        self.ops: list[Op] = []
+        self.own = {
+            i: n for n, i in enumerate(whole) if self.plan.graph.nodes[n].op not in TRANSFERS
+        }  # by index in the whole graph, the one in the stage's
+        self.whole = whole
+
+    def choice(self, index: int) -> Choice:
+        return self.plan.choices[self.own[index]]
+
+    @cached_property
+    def axes(self) -> tuple[tuple[int, str, int], ...]:
+        """Number, name and size of every axis that has more than one rank."""
+        sized = zip(self.plan.axes, self.plan.placement.sizes, strict=True)
+        return tuple((axis, name, size) for axis, (name, size) in enumerate(sized) if size > 1)
+
+    def check(self) -> None:
+        """Raise PartitaError for what space-time plans cannot express, with its name and what to plan instead."""
+        pcg = self.plan.graph
+        for table in sparse_tables(pcg):
+            raise PartitaError(f"{pcg.nodes[table].name!r} has a sparse gradient, which space-time plans lack")
+        for name, mode in self.plan.recompute.items():
+            if mode != "full":
+                how = "but for its products" if mode == "selective" else f"in {mode}"
+                raise PartitaError(
+                    f"segment {name!r} is recomputed {how}, and recompute() takes whole groups: plan again with "
+                    "--recompute full or none"
+                )
+        for node, choice in zip(pcg.nodes, self.plan.choices, strict=True):
+            if choice.offloaded:
+                raise PartitaError(
+                    f"the optimizer states of {node.name!r} are on the host, for which space-time plans have no "
+                    "primitive: plan again with --no-offload"
+                )
+            if choice.beside or choice.joins:
+                raise PartitaError(
+                    f"{node.name!r} belongs to branches that run side by side, which a conversion does not take apart: "
+                    "plan again with another --mesh or a pipeline, of which the best plan may have none"
+                )
+
+    def rows(self, index: int) -> list[Row]:
+        """The row of an operator on every axis of more than one rank. PartitaError: one of a special strategy."""
+        pcg, at, choice = self.plan.graph, self.own[index], self.choice(index)
+        taken = rows_taken(pcg, at, choice.inputs, choice.output)
+        found = [row for axis, _, _ in self.axes if (row := taken[axis]) is not None]
+        assert len(found) == len(self.axes), pcg.nodes[at].name
+        special = next((row.special for row in found if row.special), None)
+        if special is not None:
+            name, known = pcg.nodes[at].name, zip(row_names(pcg, at), rows(pcg, at), strict=True)
+            others = ", ".join(name for name, row in known if not row.special)
+            sizes = self.plan.placement.sizes
+            fixed = f"{name}={','.join(['ROW'] * len(sizes))}"
+            raise PartitaError(
+                f"{pcg.nodes[at].op} {name!r} has the strategy {special}, which communicates within the operator, as "
+                f"no transformation does: plan again with --mesh {times(sizes)} --fix {fixed}, of the rows {others}"
+            )
+        return found
+
+    def assign(self, op: Op, index: int, everywhere: bool) -> Iterator[Op]:
+        """An operator, cut along every axis of the mesh, each part on its rank; or whole on every rank."""
+        parts = [op]
+        rows = [None] * len(self.axes) if everywhere else self.rows(index)
+        for (_, name, size), row in zip(self.axes, rows, strict=True):
+            how = replicate(size, label=name) if row is None else Chosen(row, size, name)
+            try:
+                parts = [part for each in parts for part in op_trans(each, how)]
+            except PartitaError as error:
+                raise PartitaError(
+                    f"{error}. Plan again with --mesh or --micro-batches of sizes that divide it, or with another "
+                    f"--fix {op.of.name}=ROW"
+                ) from error
+        for part, rank in zip(parts, self.ranks.ravel().tolist(), strict=True):
+            op_assign(part, rank)
+        return iter(parts)
+
+
+def parts_of(plan: Plan) -> list[Part]:
+    """The stages, and at the end what all devices of an interlaced pipeline compute together."""
+    numbers, found = ranks(plan.placement), list[Part]()
+    if plan.size == 1:
+        return [Part(plan, 0, numbers, tuple(range(len(plan.graph.nodes))))]
+    layers = range(len(plan.graph.nodes)) if plan.shared is None else interlaced(plan.graph).layers.nodes
+    for number, (part, ends) in enumerate(zip(plan.parts, pairwise(plan.bounds), strict=True)):
+        between = stage(plan.cut, *ends)
+        if between.graph != part.graph:
+            raise PartitaError(
+                f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
+                "again without --rewrite, or with --stages 1"
+            )
+        found.append(Part(part, number, numbers[number % plan.size], tuple(layers[i] for i in between.nodes)))
+    if plan.shared is not None:
+        found.append(Part(plan.everything[-1], len(found), numbers, interlaced(plan.graph).shared.nodes))
+    return found

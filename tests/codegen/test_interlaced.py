@@ -1,0 +1,132 @@
+"""Interlaced pipelines: found by the search, priced twice, computed by all devices and verified."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partita
+from partita import Machine, PartitaError
+from partita.codegen.plan.plan import PipelinePlan
+from partita.codegen.pricing.on_machine import step_on
+from partita.codegen.pricing.pipeline_runs import SHARED, runs
+from partita.codegen.pricing.plan_price import plan_price
+from partita.formulation.pipeline.configuration import step_ns
+from partita.model.graph.layout import is_split
+
+SAMPLES, WIDTH, WORDS, KIB = 8, 8, 512, 80
+
+
+class Tied(nn.Module):
+    """Layers between the look-ups and the scores of one large table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(nn.functional.linear(x, self.table.weight).flatten(0, 1), labels.flatten())
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    return torch.zeros(SAMPLES, 2, dtype=torch.int64), torch.zeros(SAMPLES, 2, dtype=torch.int64)
+
+
+def machine(devices: int, kib: int | None = None) -> Machine:
+    made = Machine.adhoc((devices,))
+    if kib is None:
+        return made
+    return replace(made, device=replace(made.device, memory_bytes=made.device.reserved_bytes + kib * 1024))
+
+
+def planned(on: Machine, schedule: str = "interlaced", **options: object) -> partita.Plan:
+    chosen = {"stages": 4, "micro_batches": 4, "workers": 1, "cache": "none", "offload": False} | options
+    torch.manual_seed(0)
+    return partita.optimize(Tied(), examples(), on, schedule=schedule, **chosen)  # type: ignore[arg-type]
+
+
+@cache
+def small() -> PipelinePlan:
+    """On devices that cannot hold the table, its gradient and its states."""
+    made = planned(machine(4, KIB))
+    assert isinstance(made, PipelinePlan)
+    return made
+
+
+def test_a_table_is_split_over_all_devices_where_memory_is_scarce() -> None:
+    plan = small()
+    assert plan.shared is not None
+    (table,) = plan.shared.graph.of("parameter")
+    assert is_split(plan.shared.choices[table].output[0])
+    assert plan_price(plan).memory_bytes <= KIB * 1024
+    assert plan.verify()["ok"]
+
+
+def test_the_other_schedule_is_kept_where_the_table_fits_no_stage() -> None:
+    plan = planned(machine(4, KIB), "1f1b,interlaced")
+    assert plan.schedule.name == "interlaced"
+    assert plan.report["objective_ns"] == small().report["objective_ns"]
+    assert {way["schedule"]: way["status"] for way in plan.report["space"]["ways"]}["1f1b"] == "infeasible"
+
+
+def test_the_step_is_that_of_slots_or_of_the_formula_and_no_less_than_the_bound() -> None:
+    plan = small()
+    price = plan_price(plan)
+    assert price.shared is not None
+    slots = runs(plan, price.stages, price.shared)
+    formula = price.shared.objective_ns + step_ns(4, plan.micro_batches, price.busy_ns)
+    assert price.objective_ns == max(formula, max(run.end_ns for run in slots)) == plan.report["objective_ns"]
+    assert plan.report["bound_ns"] <= price.objective_ns
+    both = [run for run in slots if run.stage == SHARED and run.micro_batch == 3]
+    assert {run.device for run in both} == {0, 1, 2, 3}
+    assert price.memory_bytes == max(s.memory_bytes for s in price.stages) + price.shared.memory_bytes
+
+
+def test_space_time_plans_predict_about_the_same() -> None:
+    """An independent pricer, of the emitted program, which has messages of its own; the step was 1.09 times as long."""
+    plan = small()
+    found = partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer).prediction
+    assert 0.8 < found.step_ns / plan.report["objective_ns"] < 1.2
+    assert max(found.peak_bytes) <= 1.1 * plan.report["memory_bytes"]
+
+
+def test_files_keep_the_plan(tmp_path: Path) -> None:
+    plan = small()
+    plan.save(tmp_path / "plan.json")
+    loaded = partita.load_plan(tmp_path / "plan.json")
+    assert loaded == plan
+    assert step_on(loaded, plan.machine) == plan.report["objective_ns"]
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    plan = small()
+    assert plan.shared is not None
+    with pytest.raises(PartitaError, match="schedule 1f1b has no operators on all devices"):
+        replace(plan, schedule="1f1b")  # type: ignore[arg-type]
+    with pytest.raises(PartitaError, match="schedule interlaced needs operators on all devices"):
+        replace(plan, shared=None)
+    with pytest.raises(PartitaError, match="another dtype"):
+        replace(plan, shared=replace(plan.shared, dtype="float64"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"recompute": "parts"}, "--recompute parts"),
+        ({"rewrite": True}, "--rewrite"),
+        ({"compile": True}, "--compile"),
+        ({"overlap": False}, "--no-overlap"),
+    ],
+)
+def test_options_that_its_programs_lack_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(PartitaError, match=words):
+        planned(machine(4), **options)
