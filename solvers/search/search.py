@@ -323,8 +323,6 @@ class _Search:
                 return closer
             if not (chosen.merged or chosen.has_part_bounds):
                 self._add_part_bounds(chosen)
-            elif self._is_exhausted(chosen):
-                chosen.level = Level.CLOSED
             elif self._is_coarsely_solved(chosen):
                 chosen.level = Level.PRICED
             else:
@@ -352,7 +350,7 @@ class _Search:
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
 
     def _is_exhausted(self, candidate: Candidate) -> bool:
-        """True if the solver gave up on the network, and no cheaper plan than it looked for then is known."""
+        """True if the solver gave up on the network that comes next, and no cheaper plan than then is known."""
         limit = candidate.state.exhausted
         return limit is not None and self.cutoff is not None and self.cutoff >= limit
 
@@ -402,7 +400,8 @@ class _Search:
     def _most_promising(self) -> Candidate | None:
         """The open candidate of least bound; but one slot is always for a begun one, which may give a better plan."""
         target = self.target
-        idle = [c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED and not c.running]
+        open_ = (c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED)
+        idle = [c for c in open_ if not (c.running or self._is_exhausted(c))]
         near = DIVE_REACH * min((c.bound for c in idle), default=0)
         begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
         if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.running):

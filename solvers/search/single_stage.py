@@ -51,7 +51,9 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     if any(solution.prices):
         state.prices_of[relaxed] = solution.prices
     fits = solution.assignment is not None and evaluate(encoding.network, solution.assignment).feasible
-    if not quick and (fits or not relaxed) and _gave_up(solution, limits):
+    problem = parts.pipeline.problem
+    same = relaxed and fits and problem.fastest == problem.space.modes  # as the network within the limit of memory
+    if same and _gave_up(solution, limits):
         state.exhausted = min((x for x in (effort.cutoff, solution.objective) if x is not None), default=None)
     if solution.assignment is None or solution.objective is None or not fits:
         return None

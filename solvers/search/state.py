@@ -62,7 +62,7 @@ class Proved:
     relaxed: int = 0  # single stage: the bound that ignores memory
     has_room: bool = False  # single stage: True if some assignment fits the memory
     prices_of: dict[bool, tuple[float, ...]] = field(default_factory=dict)  # single stage: by whether memory is ignored
-    exhausted: int | None = None  # single stage: the solver gave up, and is asked again only below this cutoff
+    exhausted: int | None = None  # single stage: what a plan must cost less than before the solver is asked again
     proof: Proof | None = None  # single stage: of the network that was solved last, by its parts
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those

@@ -343,13 +343,50 @@ class Weary:
         return replace(answer, bound=1, status=Status.FEASIBLE, words=words)
 
 
-@pytest.mark.parametrize(("memory", "networks"), [(26, 3), (400, 1)])
-def test_a_network_that_the_solver_gives_up_is_not_asked_again(memory: int, networks: int) -> None:
-    problem = replace(asked("short", (2,), memory * MIB, 8, MODES), micro_batches=(8,))
+@pytest.mark.parametrize(
+    ("memory", "modes", "networks"),
+    [(26, MODES, 3), (400, MODES, 3), (400, PLAIN, 1)],  # without recomputation, and with room, it is the same network
+)
+def test_a_network_that_the_solver_gives_up_is_not_asked_again(
+    memory: int, modes: tuple[str, ...], networks: int
+) -> None:
+    problem = replace(asked("short", (2,), memory * MIB, 8, modes), micro_batches=(8,))
     weary = Weary()
     found = search(problem, weary, Limits(gap=0.01), ConfigurationSpace({(1,): problem.placements}))
     assert found.objective is not None and found.bound < found.objective
-    assert len(weary.capacities) == networks  # with the limit of memory only if that binds
+    assert len(weary.capacities) == networks
+
+
+class Slack(Weary):
+    """Finds a poor plan of the first network twice, then the best one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []  # sums of costs: the same with a limit of memory and without
+
+    def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
+        self.asked.append(sum(int(v.cost[v.cost < INFINITE].sum()) for v in network.variables))
+        answer = super().solve(network, replace(limits, cutoff=None))
+        if self.asked[-1] != self.asked[0] or self.asked.count(self.asked[0]) > 2:
+            return answer
+        poor, variables = answer, list(network.variables)
+        while poor.objective is not None and answer.objective is not None and poor.objective < 1.1 * answer.objective:
+            assert poor.assignment is not None
+            for v, taken in enumerate(poor.assignment):
+                if len(variables[v].cost) > 8:
+                    cost = np.where(np.arange(len(variables[v].cost)) == taken, INFINITE, variables[v].cost)
+                    variables[v] = replace(variables[v], cost=cost)
+            poor = solver("auto").solve(replace(network, variables=tuple(variables)))
+        return replace(answer, assignment=poor.assignment, objective=poor.objective)
+
+
+def test_what_a_solver_gave_up_is_asked_again_once_a_cheaper_plan_is_known() -> None:
+    problem = replace(asked("short", (2,), 400 * MIB, 8, PLAIN, overlap=False), micro_batches=(4, 8))
+    space, slack = ConfigurationSpace({(1,): problem.placements}), Slack()
+    best = search(problem, solver("auto"), space=space)
+    found = search(problem, slack, Limits(gap=0.01), space)
+    assert slack.asked[:4] == [slack.asked[0], slack.asked[0], slack.asked[2], slack.asked[0]] != slack.asked[2:3] * 4
+    assert found.objective == best.objective
 
 
 @pytest.mark.parametrize(("name", "memory"), [("short", 14), ("tied", 24), ("short", 400)])
