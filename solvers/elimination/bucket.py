@@ -11,7 +11,7 @@ from ..work import CALL, ENTRY, spend
 from .kernels import Floats, min_plus
 
 _BLOCK = 1 << 21  # entries joined at once if the bucket is no product
-_PRODUCT = 1 << 12  # a product of fewer entries takes less time than to call it
+_PRODUCT = 1 << 13  # a product of fewer entries takes less time than to call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Join:
         pairs = [p for p in combinations(self.kept, 2) if not any({*p} <= {*self.parts[k][1]} for k in self.inner)]
         pair = max(pairs, key=lambda p: self.dims[p[0]] * self.dims[p[1]], default=None)
         called = 0 if pair is None else self.dims[0] * self.dims[pair[0]] * self.dims[pair[1]]
-        small = len(self.kept) > 2 and (prod(self.dims) <= _BLOCK or called <= _PRODUCT)
+        small = len(self.kept) > 2 and called <= _PRODUCT
         self.pair = None if small else pair
         self.batch = tuple(a for a in self.kept if a not in (self.pair or ()))
 

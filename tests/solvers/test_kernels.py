@@ -100,3 +100,15 @@ def test_a_bucket_in_blocks_and_as_products(kept: int, monkeypatch: pytest.Monke
     assert (joined.pair is not None) == (kept > 1)
     for other in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_a_bucket_with_modes_is_a_product_for_each_mode() -> None:
+    """Two long axes that meet only in the variable, of each of three modes: no table of all three is formed."""
+    rng = np.random.default_rng(0)
+    dims, inputs = (40, 30, 25, 3), [(3, 0), (3, 1, 0), (3, 0, 2)]
+    slots = [rng.integers(0, 100, [dims[a] for a in axes]).astype(float) for axes in inputs]
+    joined = bucket.Join(bucket.Bucket(tuple(enumerate(inputs)), dims, 0, modes=3, kept=(1, 2, 3)), slots)
+    assert joined.pair == (1, 2)
+    own, left, right = slots
+    sums = own[:, None, None] + left[:, :, None] + right.transpose(0, 2, 1)[:, None]
+    assert np.array_equal(joined.forward(), sums.min(axis=3).transpose(1, 2, 0))
