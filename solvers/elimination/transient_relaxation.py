@@ -12,6 +12,7 @@ besides the means, which hold as well: where lo and hi are far apart they bound 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ Groups = Sequence[frozenset[int]]  # of switches, by their variables
 
 _MAX_GROUPS = 3
 _LEVELS = 1 << 10  # parts of the capacity, of which transient uses are told apart
-_ALIKE = 1.5  # largest ratio of successive transient uses in a group
+_ALIKE = 1.25  # largest ratio of successive transient uses in a group, but where there are too many groups
 
 
 class Interval(NamedTuple):
@@ -36,7 +37,10 @@ class Interval(NamedTuple):
 
 
 def groups_of(network: Network) -> tuple[frozenset[int], ...]:
-    """Switches of similar transient use, the largest first; those without any are in no group."""
+    """Switches of similar transient use, such as the layers of one kind, the largest first; none without any.
+
+    A mean over layers of two kinds would let those that use more exceed what there is.
+    """
     largest: dict[int, int] = {}
 
     def max_extra(extra: Table | None) -> int:
@@ -47,16 +51,12 @@ def groups_of(network: Network) -> tuple[frozenset[int], ...]:
         return largest[id(extra)]
 
     tables = [((*s.variables.values(), *s.edges.values()), s.variable) for s in network.switches]
-    sizes = [(sum(max_extra(extra) for _, _, extra in parts), z) for parts, z in tables]
-    groups: list[set[int]] = []
-    last = 0
-    for size, z in sorted(sizes, reverse=True):
-        if size and (not groups or (size * _ALIKE < last and len(groups) < _MAX_GROUPS)):
-            groups.append(set())
-        if size:
-            groups[-1].add(z)
-            last = size
-    return tuple(map(frozenset, groups))
+    summed = ((sum(max_extra(extra) for _, _, extra in parts), z) for parts, z in tables)
+    sizes = sorted(((size, z) for size, z in summed if size), reverse=True)
+    steps = sorted(range(1, len(sizes)), key=lambda k: sizes[k][0] / sizes[k - 1][0])  # the steepest first
+    cuts = sorted(k for k in steps[: _MAX_GROUPS - 1] if sizes[k][0] * _ALIKE < sizes[k - 1][0])
+    ends = pairwise((0, *cuts, len(sizes)))
+    return tuple(frozenset(z for _, z in sizes[first:end]) for first, end in ends if first < end)
 
 
 def _row(f: Factor, groups: Groups) -> int:

@@ -363,6 +363,26 @@ def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None
     assert solver("auto").solve(network).objective == 300
 
 
+def test_layers_of_each_kind_have_transient_memory_of_their_own() -> None:
+    """By the mean of all six layers 20 bytes are missing, but two of them need 180 more each than there are."""
+    variables, switches = [], []
+    for k, extra in enumerate((600, 600, 600, 600, 840, 840)):
+        for name, count in (("x", 1), ("z", 2)):
+            variables.append(Variable(f"{name}{k}", np.zeros(count, np.int64), np.zeros((count, 1), np.int64)))
+        table = np.array([[0], [300]]), np.zeros((2, 1, 1), np.int64), np.array([[extra], [0]])  # or 300 ns more
+        switches.append(Switch(2 * k + 1, {2 * k: table}, {}))
+    network = Network(tuple(variables), (), (660,), switches=tuple(switches))
+    check_network(network)
+    assert solver("auto").solve(network).objective == 2 * 300
+    groups, bounds = groups_of(network), []
+    assert sorted(map(len, groups)) == [2, 4]
+    for each in (groups, [frozenset.union(*groups)]):
+        search = Search(network, Limits(), "prices")
+        assert price_windows(relax_transient(compile_network(network), each), search) is not None
+        bounds.append(search.bound)
+    assert 2 * 300 >= bounds[0] > 2 * bounds[1] > 0
+
+
 def layers_beside(count: int, options: int, modes: int) -> Network:
     """Equal layers in a row that all read the first variable: no copies of a chain. Each has a mode and a window."""
     rng = np.random.default_rng(0)
