@@ -11,7 +11,8 @@ from typing import Any
 
 from ...formulation.spacetime.materialized import Collective, Receive, Run, Send, reads, writes
 from ...formulation.spacetime.op import Cut
-from ...formulation.spacetime.predict import COMPUTE, STREAMS, Prediction, Timed
+from ...formulation.spacetime.predict import Prediction, Timed
+from ...formulation.spacetime.timeline import COMPUTE, STREAMS
 from ...model.graph.pcg import PCG
 
 Event = dict[str, Any]

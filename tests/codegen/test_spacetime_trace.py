@@ -14,10 +14,11 @@ from partita.codegen.report.spacetime_trace import timeline
 from partita.formulation.pipeline.orders import one_f_one_b
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialize import materialize
-from partita.formulation.spacetime.predict import STREAMS, Prediction, predict
+from partita.formulation.spacetime.predict import Prediction, predict
 from partita.formulation.spacetime.primitives import op_assign, op_trans, swap
 from partita.formulation.spacetime.stages import in_order, stages
 from partita.formulation.spacetime.tasks import tasks
+from partita.formulation.spacetime.timeline import STREAMS
 from partita.formulation.spacetime.transformation import split
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from torch import nn, zeros
 
@@ -18,17 +19,19 @@ from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective as Kind
 from partita.formulation.reduction.program import Reduction, Step
 from partita.formulation.search_space import SearchSpace
+from partita.formulation.spacetime import timeline
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.lifetimes import lifetimes
 from partita.formulation.spacetime.mask import PTensor
 from partita.formulation.spacetime.materialize import materialize
 from partita.formulation.spacetime.materialized import Collective, Materialized, Receive, Register, Run, Send
 from partita.formulation.spacetime.op import Op, Phase
-from partita.formulation.spacetime.predict import COMMUNICATION, COMPUTE, HOST, WEIGHTS, Prediction, predict
+from partita.formulation.spacetime.predict import Prediction, predict
 from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
+from partita.formulation.spacetime.timeline import COMMUNICATION, COMPUTE, HOST, WEIGHTS
 from partita.formulation.spacetime.transformation import split, transformation
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -190,6 +193,15 @@ def test_streams_do_one_thing_at_a_time_and_data_comes_first() -> None:
                     pass
                 case other:
                     ends |= {getattr(other, "target", None) or other.total: timed.end_ns}
+
+
+@pytest.mark.parametrize("few", [0, 10**9])
+def test_the_compiled_loop_does_what_the_plain_one_does(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_FEW", few)
+    found = step("gpt3-1.3b", data_parallel, devices=2)
+    monkeypatch.undo()
+    for own, other in zip(found.times, step("gpt3-1.3b", data_parallel, devices=2).times, strict=True):
+        assert all(np.array_equal(getattr(own, name), getattr(other, name)) for name in ("reached", "starts", "ends"))
 
 
 def data_parallel(made: Graph) -> None:

@@ -1,0 +1,108 @@
+"""The transfers of a program and their times: groups that move one tensor alike at the same time share the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .looped import Looped, Numbers
+from .mask import PTensor
+from .materialized import Collective, Materialized, Send
+from .messages import Message
+from .price import Prices
+from .weight_traffic import WeightTraffic
+
+SEND = "send"
+
+
+class Move(NamedTuple):
+    """A transfer: its ordered ranks, the bytes per member, and with what it travels."""
+
+    kind: str
+    tensor: PTensor
+    size_bytes: int
+    message: Message
+    group: tuple[int, ...]
+
+
+class Moves:
+    """The times of all transfers in order: equal consecutive transfers of one tensor share the links."""
+
+    def __init__(self, looped: Looped, prices: Prices, weights: WeightTraffic) -> None:
+        self.looped, self.prices, self.weights = looped, prices, weights
+        self.moves = dict(_moves(looped.program, prices, weights))
+        self.known: dict[tuple[str, int, Message, float, tuple[tuple[int, ...], ...]], int] = {}
+
+    @cached_property
+    def transfers(self) -> NDArray[np.bool_]:
+        """By step of the program, whether it is a transfer."""
+        found = np.zeros(len(self.looped.events), dtype=bool)
+        found[list(self.moves)] = True
+        return found
+
+    def size_bytes(self, key: int) -> int:
+        return self.moves[key].size_bytes
+
+    @cached_property
+    def ns(self) -> Numbers:
+        """The time of every event that is a transfer, in the order of all; 0 for the others."""
+        here = self.transfers[self.looped.steps]
+        found = np.zeros(len(here), dtype=np.int64)
+        found[here] = list(self._times(self.looped.steps[here].tolist()))
+        return found
+
+    def _times(self, steps: Sequence[int]) -> Iterator[int]:
+        """The times of consecutive transfers."""
+        moves = map(self.moves.__getitem__, steps)
+        for _, similar in groupby(moves, key=lambda move: (move[:4], len(move.group))):
+            for run in _disjoint(similar):
+                ns = self._ns(run[0], tuple(move.group for move in run))
+                yield from (ns for _ in run)
+
+    def _ns(self, move: Move, groups: tuple[tuple[int, ...], ...]) -> int:
+        kind, size, message, prices = move.kind, move.size_bytes, move.message, self.prices
+        share = self.weights.share(move.tensor) if message is Message.LAYER else 1.0
+        key = kind, size, message, share, groups
+        if key not in self.known:
+            if kind == SEND:
+                ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
+            elif message in (Message.GRADIENTS, Message.UPDATED):
+                ns = self.weights.bucketed_ns(
+                    kind, groups, size // prices.item(move.tensor), message is Message.UPDATED
+                )
+            else:
+                ns = prices.collective_ns(kind, groups, size, share)
+            self.known[key] = ns
+        return self.known[key]
+
+
+def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, Move]]:
+    for device, own in enumerate(program.devices):
+        for x in own:
+            if isinstance(x, Send):
+                yield (
+                    x.key,
+                    Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to)),
+                )
+            elif isinstance(x, Collective) and device == x.group[0]:
+                whole = x.target if x.kind == "all_gather" or x.source is None else x.source
+                size, message = prices.register_bytes(whole), weights.messages.of(x, device)
+                yield x.key, Move(x.kind, whole.tensor, size, message, x.group)
+
+
+def _disjoint(moves: Iterable[Move]) -> Iterator[list[Move]]:
+    """Split moves into runs in which no device takes part twice."""
+    run: list[Move] = []
+    busy: set[int] = set()
+    for move in moves:
+        if not busy.isdisjoint(move.group):
+            yield run
+            run, busy = [], set()
+        run.append(move)
+        busy.update(move.group)
+    yield run

@@ -1,0 +1,283 @@
+"""When every instruction of a step runs: a device has streams that run one instruction at a time.
+
+Of equal devices one runs. What is known of an instruction of the template before it runs are rows of arrays, so that
+the loop over all events of a step is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from .equal_ranks import equal_events
+from .lifetimes import Lifetimes
+from .looped import Looped, Numbers
+from .materialized import Accumulate, Add, Instruction, Join, Run, Slice, Transfer, Zeros, ready_after, waits_for
+from .moves import Moves
+from .op import Phase
+from .weight_traffic import Window
+
+COMPUTE, COMMUNICATION, WEIGHTS, HOST = "compute", "communication", "weights", "host"
+STREAMS = (COMPUTE, COMMUNICATION, WEIGHTS, HOST)
+_COMPUTE, _WEIGHTS = STREAMS.index(COMPUTE), STREAMS.index(WEIGHTS)
+_STAYS, _LEAVES = -2, -1  # instead of a window: an instruction that any window goes on over, and one that ends it
+_FEW = 10_000  # events that are simulated sooner than the compiled loop is loaded
+
+
+class Streamed(NamedTuple):
+    """What is known of an instruction before it runs: its stream, its time, and the bytes that it transfers."""
+
+    stream: str
+    ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The instructions of a device in order: places in the program, micro-batches; when reached, started, ended."""
+
+    places: Numbers
+    micros: Numbers
+    reached: Numbers
+    starts: Numbers
+    ends: Numbers
+
+
+class _Row(NamedTuple):
+    """Where a register's time is kept: at `first`, plus the micro-batch of the instruction if it is of the same."""
+
+    first: int
+    moves: int
+
+
+class _Entry(NamedTuple):
+    """An instruction of the template on a first device.
+
+    `window`: the number of the layer beside whose kernels weights travel, `_LEAVES` or `_STAYS`.
+    """
+
+    device: int
+    place: int
+    on: Streamed
+    window: int
+    waits: Sequence[_Row]
+    readies: Sequence[_Row]
+
+
+class _Entries(NamedTuple):
+    """Entries by event, as arrays; the entries of an event `e` are `firsts[e]` to `firsts[e + 1]`, so are their rows.
+
+    `devices`: numbers among those that are simulated. `waits` and `readies`: pairs of `_Row`.
+    """
+
+    firsts: Numbers
+    devices: Numbers
+    streams: Numbers
+    windows: Numbers
+    first_waits: Numbers
+    waits: Numbers
+    first_readies: Numbers
+    readies: Numbers
+
+
+class _Events(NamedTuple):
+    """All events of a step in order: their numbers, micro-batches, times, and what these cost kernels beside them."""
+
+    numbers: Numbers
+    micros: Numbers
+    ns: Numbers
+    busy: Numbers
+
+
+class Timeline:
+    """The times of the devices of `living`, one of each class of equal ones, and of all transfers between them.
+
+    `first`: by device, the one of `living` that is equal to it.
+    """
+
+    def __init__(self, looped: Looped, moves: Moves, living: Mapping[int, Lifetimes], first: Sequence[int]) -> None:
+        self.looped, self.program, self.prices, self.living = looped, looped.program, moves.prices, living
+        self.moves, self.weights = moves, moves.weights
+        self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator: where they begin
+        self.size = 0  # of all rows
+        self.windows: dict[Window, int] = {}
+        self.updating = {  # what updates read: parts of weights and gradients that are kept
+            register
+            for device in living
+            for x in self.program.devices[device]
+            if isinstance(x, Run) and x.op.phase is Phase.UPDATE
+            for register in x.reads
+        }
+        numbers, events = equal_events(looped.events, first)
+        self.number = np.array(numbers, dtype=np.int64)  # by step of the program, that of its event here
+        micros = dict(zip(numbers, looped.of, strict=True)) if looped.of else {}
+        self.entries = [
+            [self._entry(device, place, micros.get(number)) for device, place in members]
+            for number, members in enumerate(events)
+        ]
+
+    def streams(self) -> dict[int, tuple[Streamed, ...]]:
+        """By device and place."""
+        found: dict[int, dict[int, Streamed]] = {device: {} for device in self.living}
+        for members in self.entries:
+            for entry in members:
+                found[entry.device][entry.place] = entry.on
+        return {device: tuple(own[place] for place in range(len(own))) for device, own in found.items()}
+
+    # Entries
+
+    def _entry(self, device: int, place: int, micro: int | None) -> _Entry:
+        instruction, known = self.program.devices[device][place], self.looped.register
+        waits = [self._row(register, known.get(register), micro) for register in waits_for(instruction)]
+        readies = [self._row(register, known.get(register), micro) for register in ready_after(instruction)]
+        if isinstance(instruction, Run) and instruction.op.forward is not None:
+            key = ("reload", instruction.op.forward)
+            if instruction.op.phase is Phase.RELOAD:
+                readies.append(self._row(key, micro, micro))
+            elif key in self.rows:
+                waits.append(self._row(key, micro, micro))
+        window, on = self.weights.window(device, place), self._on(device, place, instruction)
+        number = _STAYS
+        if window is not None:
+            number = self.windows.setdefault(window, len(self.windows))
+        elif on.stream == WEIGHTS or (isinstance(instruction, Run) and on.stream == COMPUTE):
+            number = _LEAVES
+        return _Entry(device, place, on, number, waits, readies)
+
+    def _row(self, key: object, micro: int | None, reader: int | None) -> _Row:
+        """Where the time of a register of a micro-batch of the template is kept for an instruction of `reader`."""
+        loop = self.looped.loop
+        own = range(1) if micro is None or loop is None else loop.stands_for(micro)
+        if key not in self.rows:
+            self.rows[key] = self.size - own.start
+            self.size += len(own)
+        if micro is None or loop is None:
+            return _Row(self.rows[key], 0)
+        return _Row(self.rows[key], 1) if micro == reader else _Row(self.rows[key] + loop.shown[micro], 0)
+
+    def _on(self, device: int, place: int, instruction: Instruction) -> Streamed:
+        weights = self.weights.moves(instruction)
+        if isinstance(instruction, Transfer):
+            return Streamed(WEIGHTS if weights else COMMUNICATION, 0, self.moves.size_bytes(instruction.key))
+        if not isinstance(instruction, Run):
+            return Streamed(WEIGHTS if weights else COMPUTE, self._local_ns(instruction), 0)
+        if instruction.op.phase in (Phase.OFFLOAD, Phase.RELOAD):
+            size = self.living[device].moved.get(place, 0)
+            return Streamed(HOST, self.prices.host_ns(size), size)
+        ns = self.prices.task_ns(instruction.op) + self.weights.of_task_ns(instruction, device)
+        return Streamed(COMPUTE, ns, 0)
+
+    def _local_ns(self, instruction: Instruction) -> int:
+        size = self.prices.register_bytes
+        match instruction:
+            case Zeros(target):
+                return self.prices.copy_ns((), size(target))
+            case Slice(target) if target in self.updating:
+                return 0  # a view
+            case Slice(target):
+                return self.prices.copy_ns([size(target)], size(target))
+            case Add(sources=sources) if len({source.via for source in sources}) == len(sources):
+                return 0  # autograd adds up the gradients of several readers, which the planner does not price either
+            case Join(target, sources) | Add(target, sources):
+                return self.prices.copy_ns([size(source) for source in sources], size(target))
+            case Accumulate():
+                return 0  # `WeightTraffic.of_task_ns` has it
+        raise AssertionError(instruction)
+
+    # Time
+
+    def run(self) -> dict[int, Times]:
+        """Run all events in order. Every device reaches its part of a transfer once it has got to it."""
+        events, entries = self._events(), self._arrays()
+        counts = np.repeat(np.bincount(events.numbers, minlength=len(self.entries)), np.diff(entries.firsts))
+        sizes = np.bincount(entries.devices, weights=counts, minlength=len(self.living)).astype(np.int64)
+        stops = np.cumsum(sizes)
+        made = np.zeros((3, int(sizes.sum())), dtype=np.int64)
+        run = _run if len(events.numbers) > _FEW else _run.py_func
+        run(events, entries, np.zeros(self.size, dtype=np.int64), made, stops - sizes)
+        found = {}
+        for device, stop, size in zip(self.living, stops.tolist(), sizes.tolist(), strict=True):
+            at, places = self.looped.instructions(device)
+            found[device] = Times(places, self.looped.micros[at], *made[:, stop - size : stop])
+        return found
+
+    def _events(self) -> _Events:
+        """The first of equal events."""
+        count, steps = self.looped.count, self.looped.steps
+        numbers = self.number[steps]
+        at = np.sort(np.unique(numbers * count + self.looped.micros, return_index=True)[1])
+        local = np.array([members[0].on.ns for members in self.entries], dtype=np.int64)
+        ns = np.where(self.moves.transfers[steps[at]], self.moves.ns[at], local[numbers[at]])
+        return _Events(numbers[at], self.looped.micros[at], ns, self.prices.machine.busy_ns(ns))
+
+    def _arrays(self) -> _Entries:
+        number = {device: at for at, device in enumerate(self.living)}
+        entries = [entry for members in self.entries for entry in members]
+        return _Entries(
+            firsts=_begins(self.entries),
+            devices=_numbers([number[entry.device] for entry in entries]),
+            streams=_numbers([STREAMS.index(entry.on.stream) for entry in entries]),
+            windows=_numbers([entry.window for entry in entries]),
+            first_waits=_begins([entry.waits for entry in entries]),
+            waits=_numbers([row for entry in entries for row in entry.waits], 2),
+            first_readies=_begins([entry.readies for entry in entries]),
+            readies=_numbers([row for entry in entries for row in entry.readies], 2),
+        )
+
+
+def _numbers(found: Sequence[Any], columns: int = 0) -> Numbers:
+    made = np.array(found, dtype=np.int64)
+    return made.reshape(-1, columns) if columns else made
+
+
+def _begins(groups: Iterable[Sequence[object]]) -> Numbers:
+    """Where each of consecutive groups begins, and where the last one ends."""
+    return np.cumsum([0, *map(len, groups)], dtype=np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _run(events: _Events, entries: _Entries, ready: Numbers, made: Numbers, heads: Numbers) -> None:
+    """Run all events. `ready`: by row; `made`: by device and instruction when it was reached, started and ended.
+
+    `heads`: by device, where its instructions begin there.
+    """
+    free = np.zeros((len(heads), 4), dtype=np.int64)  # by device and stream
+    began = np.zeros(len(heads), dtype=np.int64)  # when the window of a device did
+    inside = np.full((len(heads), 2), _LEAVES, dtype=np.int64)  # that window, and its micro-batch
+    for event in range(len(events.numbers)):
+        number, micro, ns = events.numbers[event], events.micros[event], events.ns[event]
+        start = 0
+        for entry in range(entries.firsts[number], entries.firsts[number + 1]):
+            device, stream, window = entries.devices[entry], entries.streams[entry], entries.windows[entry]
+            of = micro if window >= 0 else 0
+            if window != _STAYS and (window != inside[device, 0] or of != inside[device, 1]):
+                if inside[device, 0] >= 0:  # it ends with its kernels and its traffic
+                    free[device, _COMPUTE] = max(free[device, _COMPUTE], free[device, _WEIGHTS])
+                inside[device, 0], inside[device, 1] = window, of
+                began[device] = free[device, _COMPUTE]
+                free[device, _WEIGHTS] = max(free[device, _WEIGHTS], began[device])
+            start = max(start, free[device, stream])
+            if stream == _WEIGHTS and window >= 0:
+                continue
+            start = max(start, free[device, _COMPUTE])
+            for at in range(entries.first_waits[entry], entries.first_waits[entry + 1]):
+                start = max(start, ready[entries.waits[at, 0] + entries.waits[at, 1] * micro])
+        end = start + ns
+        for entry in range(entries.firsts[number], entries.firsts[number + 1]):
+            device, stream, window = entries.devices[entry], entries.streams[entry], entries.windows[entry]
+            head = heads[device]
+            made[0, head], made[1, head], made[2, head] = free[device, _COMPUTE], start, end
+            heads[device] = head + 1
+            free[device, stream] = end
+            ready_at = end
+            if stream == _WEIGHTS and window >= 0:
+                free[device, _COMPUTE] += events.busy[event]
+                ready_at = began[device]  # what a window brings stands for what the one before it brought
+            elif stream == _WEIGHTS:
+                free[device, _COMPUTE] = end
+            for at in range(entries.first_readies[entry], entries.first_readies[entry + 1]):
+                ready[entries.readies[at, 0] + entries.readies[at, 1] * micro] = ready_at
