@@ -198,9 +198,9 @@ def test_streams_do_one_thing_at_a_time_and_data_comes_first() -> None:
 @pytest.mark.parametrize("few", [0, 10**9])
 def test_the_compiled_loop_does_what_the_plain_one_does(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "_FEW", few)
-    found = step("gpt3-1.3b", data_parallel, devices=2)
+    found = step("gpt3-1.3b", data_parallel, devices=4)
     monkeypatch.undo()
-    for own, other in zip(found.times, step("gpt3-1.3b", data_parallel, devices=2).times, strict=True):
+    for own, other in zip(found.times, step("gpt3-1.3b", data_parallel, devices=4).times, strict=True):
         assert all(np.array_equal(getattr(own, name), getattr(other, name)) for name in ("reached", "starts", "ends"))
 
 
