@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import partita
 from partita.codegen.emission.spacetime.emit import emit
+from partita.codegen.emission.spacetime.program_tables import families
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
@@ -337,6 +338,15 @@ def test_updated_elsewhere() -> None:
 
     with pytest.raises(PartitaError, match="place it there"):
         emit(looped(write))
+
+
+def test_tables_of_many_ranks_are_broken() -> None:
+    pairs = [(rank, rank + 1) for rank in range(0, 64, 2)]
+    names, lines = families(pairs, ranks=64)
+    assert max(map(len, lines)) <= 120
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    exec("\n".join(lines), {}, found)
+    assert found["GROUPS"] == {"pairs": [[*pair] for pair in pairs]} and {*names.values()} == {"pairs"}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tables of the emitted program: which rank keeps and updates which part of a weight, and groups of ranks."""
 
 import re
+import textwrap
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -10,6 +11,7 @@ from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import operator
+from ..common.text import WIDTH
 
 _KEEPS_NOTHING = ("embedding", "embedding_bag", "gather", "index", "add", "sub", "cat")
 """Operators for which autograd saves no weight."""
@@ -41,9 +43,17 @@ def places(program: Materialized) -> list[str]:
     lines = ["PLACES = [  # weights, factors of their dims, ranks that keep each part (None: all), that update each"]
     for key, names in rows.items():
         dims, kept_text, updated_text = key
-        lines += ["    (", f"        {names_text(names)},", f"        {dims},"]
-        lines += [f"        {kept_text},", f"        {updated_text},", "    ),"]
+        cells = (names_text(names), str(dims), kept_text, updated_text)
+        lines += ["    (", *(line for cell in cells for line in _filled(f"{cell},", 8)), "    ),"]
     return [*lines, "]  # fmt: skip"]
+
+
+def _filled(entry: str, indent: int) -> list[str]:
+    """A list in lines of at most `WIDTH` columns, as few as possible."""
+    pad = " " * indent
+    return textwrap.wrap(
+        entry, WIDTH, initial_indent=pad, subsequent_indent=pad + " ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def overlapping(program: Materialized) -> bool:
@@ -121,7 +131,7 @@ def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[
         count = sum(base in (name, name.rpartition(" ")[0]) for name in set(names.values()))
         name = f"{base} {count + 1}" if count else base
         names.update(dict.fromkeys(family, name))
-        lines.append(f'    "{name}": {[list(group) for group in family]},')
+        lines += _filled(f'"{name}": {[list(group) for group in family]},', 4)
     return names, [*lines, "}"]
 
 
