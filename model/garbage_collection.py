@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable the collector: while a large file of small lists is read, it takes as long as the reading."""
+    """Disable the collector where much is made that stays: it would look through all of it again and again.
+
+    While a large file of small lists is read, it takes as long as the reading.
+    """
     running = gc.isenabled()
     gc.disable()
     try:

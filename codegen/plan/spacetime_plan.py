@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -205,7 +205,7 @@ def space_time(
 
     programs = Programs(machine, count, communication, dtype)
     program = programs.of(graph)
-    expanded = partial(programs.expanded, graph.copy()) if program.loop else None  # the caller may change the graph
+    expanded = programs.later(graph) if program.loop else None  # the caller may change the graph
     known = graph.module if module is None else TrainedModule(*module)
     initial = values_of(known[0], graph.pcg.originals) if known else None
     made = SpaceTimePlan(

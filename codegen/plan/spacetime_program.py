@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...formulation.spacetime.graph import Graph
@@ -13,7 +14,7 @@ from ...formulation.spacetime.materialize import materialize
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.order import Completed
 from ...formulation.spacetime.tasks import tasks
-from ...model.garbage_collection import seldom_collected
+from ...model.garbage_collection import without_collection
 from ...model.machine.machine import Machine
 from .delegation import call
 
@@ -23,7 +24,7 @@ def one_by_one(reason: str) -> str:
     return f"micro-batches one by one, since they differ in more than their number: {reason}"
 
 
-@seldom_collected()
+@without_collection()
 def emitted(
     looped: Looped, expanded: Callable[[], Looped] | None, summary: Sequence[str], options: Mapping[str, Any]
 ) -> str:
@@ -44,7 +45,7 @@ class Programs:
     communication: str
     dtype: str
 
-    @seldom_collected()
+    @without_collection()
     def of(self, graph: Graph) -> Looped:
         """The program of all micro-batches; a loop whose micro-batches are not alike is expanded."""
         loop = loop_of(graph)
@@ -58,6 +59,11 @@ class Programs:
         """The program with operators for every micro-batch."""
         loop = loop_of(graph)
         return once(self._materialized(expanded(graph, loop) if loop else graph)[1])
+
+    @without_collection()
+    def later(self, graph: Graph) -> Callable[[], Looped]:
+        """Makes `expanded` of the graph as it is now."""
+        return partial(self.expanded, graph.copy())
 
     def _materialized(self, graph: Graph) -> tuple[Completed, Materialized]:
         from ...solvers.spacetime.validate import validate

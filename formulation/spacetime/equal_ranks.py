@@ -11,7 +11,7 @@ same time.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .mask import ALL, Box, Mask
 from .materialized import (
@@ -43,8 +43,8 @@ def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> lis
 
     Transfers between them are not compared.
     """
-    even: dict[object, bool] = {}
-    return numbered(_Rank(own, program, micro, even).key() for own in program.devices)
+    kinds: dict[object, _Kind] = {}
+    return numbered(_Rank(own, program, micro, kinds).key() for own in program.devices)
 
 
 def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
@@ -81,6 +81,13 @@ def numbered(keys: Iterable[Hashable]) -> list[int]:
     return [first.setdefault(key, place) for place, key in enumerate(keys)]
 
 
+class _Kind(NamedTuple):
+    """A node with the rows by which it was cut: a number of its own, and whether its parts have one size."""
+
+    number: int
+    even: bool
+
+
 class _Rank:
     """What a rank does, without what may differ between equal ranks.
 
@@ -92,9 +99,9 @@ class _Rank:
         instructions: Sequence[Instruction],
         program: Materialized,
         micro: Mapping[Register, int | None],
-        even: dict[object, bool],
+        kinds: dict[object, _Kind],
     ) -> None:
-        self.instructions, self.micro, self.even = instructions, micro, even
+        self.instructions, self.micro, self.kinds = instructions, micro, kinds
         self.writes = program.tasks.writes
         self.registers: dict[Register, int] = {}
         self.ops: dict[Op, int] = {}
@@ -136,8 +143,9 @@ class _Rank:
 
     def _register(self, register: Register) -> Hashable:
         """The number of a register; at first with what it holds."""
-        if register in self.registers:
-            return self.registers[register]
+        known = self.registers.get(register)
+        if known is not None:
+            return known
         self.registers[register] = len(self.registers)
         part = self._part(register.tensor, register.mask)
         return register.tensor, register.via, part, self.micro.get(register)
@@ -145,8 +153,9 @@ class _Rank:
     def _part(self, of: object, mask: Mask) -> Hashable:
         """The number of a part of a tensor; at first with its sizes."""
         key = of, mask
-        if key in self.parts:
-            return self.parts[key]
+        known = self.parts.get(key)
+        if known is not None:
+            return known
         self.parts[key] = len(self.parts)
         boxes = self.parts.setdefault((of, mask.box), len(self.parts))
         start, stop = mask.addends
@@ -157,14 +166,16 @@ class _Rank:
         if own in self.ops:
             return self.ops[own], op.phase, self._written(op)
         self.ops[own] = len(self.ops)
+        rows = op.node, tuple((cut.row, cut.parts) for cut in own.cuts)
+        known = self.kinds.get(rows)
+        if known is None:
+            known = self.kinds[rows] = _Kind(len(self.kinds), own.even)
+        kind = known.number
         cuts = tuple(
-            (cut.label, cut.row, cut.parts, cut.of, self._cut_number(label, count, cut.parts, cut.number))
+            (cut.label, cut.of, self._cut_number(label, count, cut.parts, cut.number))
             for (label, count), cut in own.labels.items()
         )
-        kind = op.node, tuple((cut.row, cut.parts) for cut in own.cuts)
-        if kind not in self.even:
-            self.even[kind] = own.even
-        uneven = () if self.even[kind] else tuple(cut.number for cut in own.cuts)
+        uneven = () if known.even else tuple(cut.number for cut in own.cuts)
         region = None
         if op.phase in _KEPT:
             box = op.mask(None).box
@@ -173,7 +184,7 @@ class _Rank:
             None if group is None else self.groups.setdefault((kind, group), len(self.groups))
             for kind, group in (("again", own.group), ("swap", own.swapped))
         )
-        return op.node, op.phase, cuts, uneven, own.split, groups, region, self._written(op)
+        return kind, op.phase, cuts, uneven, own.split, groups, region, self._written(op)
 
     def _cut_number(self, label: str, count: int, parts: int, number: int) -> int | None:
         """The number of a part; None if the rank has no others."""

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from ...model.graph.batch import with_batch
@@ -39,6 +40,9 @@ _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
 
 
 Numbers: TypeAlias = NDArray[np.int64]
+
+FEW = 10_000
+"""Events that a loop in Python goes through before a compiled one is loaded."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,25 @@ class Looped:
 
     def instructions(self, rank: int) -> tuple[Numbers, Numbers]:
         """Which of `steps` a rank takes part in, and the places of its instructions there."""
-        own = np.array(self.program.steps[rank], dtype=np.int64)
-        here = np.zeros(len(self.events), dtype=bool)
+        begins, found = self._instructions
+        at = found[begins[rank] : begins[rank + 1]]
         place = np.zeros(len(self.events), dtype=np.int64)
-        here[own], place[own] = True, np.arange(len(own))
-        at = np.flatnonzero(here[self.steps])
+        place[list(self.program.steps[rank])] = np.arange(len(self.program.steps[rank]))
         return at, place[self.steps[at]]
+
+    @cached_property
+    def _instructions(self) -> tuple[Numbers, NDArray[np.int32]]:
+        """Which of `steps` ranks take part in, rank after rank, and where those of each begin."""
+        events = self.events
+        first = np.cumsum([0, *map(len, events)])
+        ranks = np.array([rank for own in events for rank, _ in own], dtype=np.int64)
+        counts = np.repeat(np.bincount(self.steps, minlength=len(events)), np.diff(first))
+        sizes = np.bincount(ranks, weights=counts, minlength=len(self.program.steps)).astype(np.int64)
+        begins = np.concatenate(([0], np.cumsum(sizes)))
+        found = np.zeros(int(begins[-1]), dtype=np.int32)
+        by_rank = _by_rank if len(self.steps) > FEW else _by_rank.py_func
+        by_rank(self.steps, first, ranks, begins[:-1].copy(), found)
+        return begins, found
 
     def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
         """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
@@ -126,6 +143,18 @@ class Looped:
         return sum(1 if self.loop is None or micro is None else len(self.loop.stands_for(micro)) for micro in micros)
 
 
+@njit(cache=True, nogil=True)
+def _by_rank(steps: Numbers, first: Numbers, ranks: Numbers, heads: Numbers, found: NDArray[np.int32]) -> None:
+    """`found`: by rank, from `heads` on, the places of the steps that it takes part in.
+
+    `ranks`: those of step `s` from `first[s]` to `first[s + 1]`.
+    """
+    for at in range(len(steps)):
+        for member in range(first[steps[at]], first[steps[at] + 1]):
+            found[heads[ranks[member]]] = at
+            heads[ranks[member]] += 1
+
+
 def once(program: Materialized) -> Looped:
     """A program whose every event runs once."""
     steps = np.arange(len(events_of(program)))
@@ -150,7 +179,7 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
     members, loop = _Members(program), template.loop
     pace = _Pace(completed, program, template).run()
     position = _positions(pace)
-    keys, steps, micros = [], [], []
+    keys, size = [], len(program.places)
     for step, (at, side) in enumerate(program.places):
         own = members.event[step]
         if at < 0:
@@ -165,13 +194,13 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
             else:
                 raise Irregular(f"an event of micro-batch {own} follows a task of micro-batch {micro}")
         numbers = range(1) if own is None else loop.stands_for(own)
-        keys.append((base[numbers.start : numbers.stop] * 3 + side) * len(program.places) + step)
-        steps.append(np.full(len(numbers), step))
-        micros.append(np.arange(numbers.start, numbers.stop))
-    order = np.argsort(np.concatenate(keys), kind="stable")
-    return Looped(
-        program, loop, np.concatenate(steps)[order], np.concatenate(micros)[order], members.event, members.register
-    )
+        places = (base[numbers.start : numbers.stop] * 3 + side) * size + step
+        keys.append(places * loop.count + np.arange(numbers.start, numbers.stop))
+    order = np.concatenate(keys)
+    del keys, position
+    order.sort()
+    places, micros = np.divmod(order, loop.count)
+    return Looped(program, loop, places % size, micros, members.event, members.register)
 
 
 class _Members:
@@ -239,8 +268,7 @@ _ALL: Key = ("", 0)  # without a schedule: everything of a micro-batch
 class _Pace:
     """When every task of every micro-batch ends, if what computes takes a unit of time (`materialize.synchronized`).
 
-    `family`: by task of the template, the row of `ends` and `place`; tasks that differ in their micro-batch alone share
-    one. `place`: among the tasks of its device.
+    `family`: by task of the template, the row of `ends`; tasks that differ in their micro-batch alone share one.
     """
 
     def __init__(self, completed: Completed, program: Materialized, template: Template) -> None:
@@ -260,7 +288,6 @@ class _Pace:
         self._check(keys)
         shape = 1 + max(self.family, default=0), self.loop.count
         self.ends = np.full(shape, -1, dtype=np.int64)
-        self.place = np.full(shape, -1, dtype=np.int64)
         self.before: list[list[int]] = [[] for _ in self.tasks]  # producers
         for need, producer in completed.chosen.items():
             self.before[self.at[need.task]].append(self.at[producer])
@@ -269,7 +296,7 @@ class _Pace:
                 for op in second:
                     self.before[self.at[op]] += [self.at[earlier] for earlier in first]
         self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
-        self.rows = {slot: self._rows(slot[0], tasks) for slot, tasks in self.slots.items()}
+        self.rows = {slot: np.array([self.family[at] for at in tasks]) for slot, tasks in self.slots.items()}
 
     def _divide(self, keys: Sequence[Key]) -> None:
         """Divide the tasks into slots, in the order of the template."""
@@ -346,12 +373,6 @@ class _Pace:
         rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
         return _Outer(rows, own.astype(bool), across.astype(bool))
 
-    def _rows(self, key: Key, tasks: Sequence[int]) -> tuple[Numbers, list[Numbers]]:
-        """The rows of a slot's tasks: of all, and by device."""
-        rows = np.array([self.family[at] for at in tasks], dtype=np.int64)
-        devices = np.array([device(self.tasks[at]) for at in tasks], dtype=np.int64)
-        return rows, [rows[devices == d] for d in self.devices[key]]
-
     def _column(self, at: int, before: int) -> bool:
         """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
         own = self.micro[before]
@@ -361,7 +382,6 @@ class _Pace:
 
     def run(self) -> _Pace:
         self.free = [0] * len(self.orders)
-        self.count = [0] * len(self.orders)
         self.known: dict[object, tuple[NDArray[np.int64], list[int]]] = {}
         for at in self.once[0]:
             self._once(at)
@@ -393,25 +413,22 @@ class _Pace:
         base = min(self.free[d] for d in here) // UNIT * UNIT
         across = np.maximum(before[outer.across] - base, -1)
         state = key, number, tuple(self.free[d] - base for d in here), across.tobytes()
-        rows, of_device = self.rows[key, number]
+        rows = self.rows[key, number]
         if state not in self.known:
             for at in tasks:
                 self._task(at, micro)
             self.known[state] = self.ends[rows, micro] - base, [self.free[d] - base for d in here]
         ends, free = self.known[state]
         self.ends[rows, micro] = ends + base
-        for d, own, end in zip(here, of_device, free, strict=True):
+        for d, end in zip(here, free, strict=True):
             self.free[d] = base + end
-            self.place[own, micro] = self.count[d] + np.arange(len(own))
-            self.count[d] += len(own)
         return True
 
     def _once(self, at: int) -> None:
         """Run a task that is not of a micro-batch."""
         self._task(at, 0)
-        row, number = self.family[at], device(self.tasks[at])
-        self.ends[row], self.place[row] = self.ends[row, 0], self.count[number]
-        self.count[number] += 1
+        row = self.family[at]
+        self.ends[row] = self.ends[row, 0]
 
     def _task(self, at: int, micro: int) -> None:
         op = self.tasks[at]
@@ -467,18 +484,16 @@ def _likeness(op: Op) -> Likeness:
 
 
 def _positions(pace: _Pace) -> NDArray[np.int64]:
-    """The position of every task of every micro-batch among all: by end, device, and the device's order."""
+    """The position of every task of every micro-batch among all: by end, then device."""
     rows = len(pace.family)
     devices = np.zeros(len(pace.ends), dtype=np.int64)
     for at in range(rows):
         devices[pace.family[at]] = device(pace.tasks[at])
-    row, micro = (x.ravel() for x in np.indices(pace.ends.shape))
     single = np.zeros(len(pace.ends), dtype=bool)
     single[[pace.family[at] for side in pace.once for at in side]] = True
-    kept = ~single[row] | (micro == 0)
-    row, micro = row[kept], micro[kept]
-    order = np.lexsort((pace.place[row, micro], devices[row], pace.ends[row, micro]))
+    kept = np.flatnonzero(~single[:, None] | (np.arange(pace.ends.shape[1]) == 0))
+    keys = (pace.ends * len(pace.orders) + devices[:, None]).ravel()[kept]  # the tasks of a device end one by one
     found = np.full(pace.ends.shape, -1, dtype=np.int64)
-    found[row[order], micro[order]] = np.arange(len(order))
+    found.ravel()[kept[np.argsort(keys)]] = np.arange(len(keys))
     found[single] = found[single, :1]
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise, product
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...model.graph.layout import P, atom_of, is_split
 
@@ -131,8 +131,7 @@ def takes(reader: Addends, written: Addends) -> bool:
 VALUE, GRADIENT, UPDATED, RECOMPUTED, SAVED = "value", "gradient", "updated", "recomputed", "saved"
 
 
-@dataclass(frozen=True, slots=True)
-class PTensor:
+class PTensor(NamedTuple):
     """A tensor of the captured graph. `kind`: the value of `node`, its gradient, the updated parameter, the recomputed
     value, or the tensors saved for its backward."""
 

@@ -52,6 +52,8 @@ def materialize(
     transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
     for key, demands in wanted.groups.items():
+        if transfers.at_home(demands):
+            continue
         floor = START if isinstance(key, PTensor) else (min(demand.at for demand in demands), BEFORE)
         found = supplies(nested(demands, written), written)
         groups = components(found)
@@ -131,30 +133,32 @@ class _Wanted:
         self.of: dict[tuple[Op, VTensor], Demand] = {}
         self.groups: dict[Hashable, list[Demand]] = defaultdict(list)
         self._known: dict[tuple[int, VTensor], Demand] = {}
-        self._needs: dict[tuple[Op, VTensor], list[Need]] = defaultdict(list)
+        self._needs: dict[Op, list[Need]] = defaultdict(list)
         for need in completed.tasks.needs:
             if need.read is not None:
-                self._needs[need.task, need.read].append(need)
+                self._needs[need.task].append(need)
+        shared = written.builder.graph.shared
         for op in order:
             for read in dict.fromkeys(self.reads[op]):
-                together = read.tensor.node in written.builder.graph.shared
-                use = (op.phase, None if together else op.node, written.turns[op])
+                use = (op.phase, None if read.tensor.node in shared else op.node, written.turns[op])
                 self.of[op, read] = self._demand(op, read, use)
 
     def _demand(self, op: Op, read: VTensor, use: Hashable) -> Demand:
-        known = self._known.get((device(op), read))
+        key = device(op), read
+        known = self._known.get(key)
         if known is not None:
             return known
-        demand = demand_of(op, read, self._needs[op, read], self.written, self.completed.chosen)
+        needs = (need for need in self._needs[op] if need.read is read)
+        demand = demand_of(op, read, needs, self.written, self.completed.chosen)
         if self._fetched(demand):
             self.groups[read.tensor, use].append(demand)
         else:
             self.groups[read.tensor].append(demand)
-            self._known[device(op), read] = demand
+            self._known[key] = demand
         return demand
 
     def _fetched(self, demand: Demand) -> bool:
         """True for a parameter not wholly kept on its device, which is released after each use."""
-        tensor = demand.read.tensor
-        kept = all(demand.device in self.written.writers(term) for term in demand.terms)
-        return self.written.builder.graph.of_parameter(tensor) and not kept
+        if not self.written.builder.graph.of_parameter(demand.read.tensor):
+            return False
+        return any(demand.device not in self.written.writers(term) for term in demand.terms)

@@ -111,7 +111,10 @@ def complete(given: Precedences) -> Completed | frozenset[int]:
     if len(events) < len(given.priority):
         return frozenset(range(len(given.priority))) - set(events)
     at = {event: place for place, event in enumerate(events)}
-    taken = [next(p for p in w.producers if at[p] < at[w.task]) for w in given.waits]
+    taken = [
+        w.producers[0] if at[w.producers[0]] < at[w.task] else next(p for p in w.producers if at[p] < at[w.task])
+        for w in given.waits
+    ]
     events = _delayed(given, events, taken)
     ops = given.tasks.ops
     return Completed(
@@ -136,6 +139,7 @@ def _run(given: Precedences) -> list[int]:
         if not able[event]:
             heappush(ready, (False, given.priority[event], event))
     ended, happened, found = [False] * len(given.waits), [False] * count, list[int]()
+    task_of, wished = [wait.task for wait in given.waits], [wait.producers[0] for wait in given.waits]
     while ready:
         _, _, event = heappop(ready)
         if happened[event]:
@@ -143,12 +147,14 @@ def _run(given: Precedences) -> list[int]:
         happened[event] = True
         found.append(event)
         for number in waiting[event]:
-            wait = given.waits[number]
-            task = wait.task
-            first = not ended[number]
-            ended[number] = True
-            able[task] -= first
-            preferred[task] -= wait.producers[0] == event
+            task, first = task_of[number], not ended[number]
+            if wished[number] == event:
+                preferred[task] -= 1
+            elif not first:
+                continue
+            if first:
+                ended[number] = True
+                able[task] -= 1
             if not able[task] and (first or not preferred[task]):
                 heappush(ready, (preferred[task] > 0, given.priority[task], task))
     return found

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...model.errors import PartitaError
-from ...model.garbage_collection import seldom_collected
+from ...model.garbage_collection import without_collection
 from ...model.machine.machine import Machine
 from .lifetimes import Lifetimes, Span, lifetimes
 from .looped import Looped, once
@@ -131,7 +131,7 @@ class Prediction:
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
-@seldom_collected()
+@without_collection()
 def predict(
     program: Materialized | Looped, machine: Machine, dtype: str = "float32", optimizer: str = "adamw"
 ) -> Prediction:

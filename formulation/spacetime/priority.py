@@ -5,11 +5,11 @@ forward 1, backward 1. Within a micro-batch, forwards run in topological order, 
 other devices are in their backwards already, which may wait for those of all.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TypeAlias
 
 from .names import BATCH
-from .op import Op, Phase
+from .op import Phase
 from .tasks import Tasks
 from .transformation import splits
 
@@ -42,29 +42,25 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
 
     A label is temporal for parts of a node on one device that differ in it alone; they are numbered from 0.
     """
-    labels = [{label: cut.number for label, cut in op.labels.items()} for op in tasks.ops]
     siblings: dict[object, set[int]] = defaultdict(set)
-    for op, numbers in zip(tasks.ops, labels, strict=True):
-        for label, number in numbers.items():
-            siblings[_siblings(op, numbers, label)].add(number)
+    numbers: list[list[tuple[Label, int, set[int]]]] = []  # by task: its labels with its number and that of the others
     samples = tasks.graph.dimension(BATCH)
-    batches: Counter[Label] = Counter()
+    batches: set[Label] = set()
     depth: dict[Label, int] = {}
-    for op, numbers in zip(tasks.ops, labels, strict=True):
-        for place, label in enumerate(numbers):
+    for op in tasks.ops:
+        own = {label: cut.number for label, cut in op.labels.items()}
+        numbers.append([])
+        for place, (label, number) in enumerate(own.items()):
+            others = tuple(item for item in own.items() if item[0] != label)
+            alike = siblings[op.node, op.phase, op.device, label, others]  # in all but this label
+            alike.add(number)
+            numbers[-1].append((label, number, alike))
             depth[label] = min(depth.get(label, place), place)
-            batches[label] += op.is_forward and splits(tasks.graph, op.node, op.cuts[place].row, samples)
-    ranked = sorted(depth, key=lambda label: (not batches[label], depth[label]))
+            if op.is_forward and label not in batches and splits(tasks.graph, op.node, op.cuts[place].row, samples):
+                batches.add(label)
+    ranked = sorted(depth, key=lambda label: (label not in batches, depth[label]))
     found = []
-    for op, numbers in zip(tasks.ops, labels, strict=True):
-        numbered = {
-            label: sum(other < mine for other in siblings[_siblings(op, numbers, label)])
-            for label, mine in numbers.items()
-        }
-        found.append(tuple(numbered.get(label, 0) for label in ranked))
+    for given in numbers:
+        numbered = {label: sum(other < mine for other in alike) for label, mine, alike in given if len(alike) > 1}
+        found.append(tuple([numbered.get(label, 0) for label in ranked]))
     return found
-
-
-def _siblings(op: Op, numbers: dict[Label, int], label: Label) -> object:
-    """Key shared by parts of one node, phase and device that differ in `label` alone."""
-    return op.node, op.phase, op.device, label, tuple(item for item in numbers.items() if item[0] != label)

@@ -73,6 +73,7 @@ class Written:
         for op in order:
             for written in self.writes[op]:
                 self._writers[written].setdefault(device(op), op)
+        self._places: dict[VTensor, dict[int, int]] = {}
         self._terms: dict[object, tuple[VTensor, ...]] = {}
         self._registers: dict[tuple[Op, VTensor], Register] = {}
         self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
@@ -103,9 +104,11 @@ class Written:
         """The first writer of a term on each device."""
         return self._writers[term]
 
-    def places(self, term: VTensor) -> dict[int, int]:
+    def places(self, term: VTensor) -> Mapping[int, int]:
         """The place of each device's first writer of a term."""
-        return {device: self.at[op] for device, op in self._writers[term].items()}
+        if term not in self._places:
+            self._places[term] = {device: self.at[op] for device, op in self._writers[term].items()}
+        return self._places[term]
 
     def register(self, term: VTensor, on: int) -> Register:
         """The register of a term on a device."""
@@ -159,7 +162,8 @@ def demand_of(task: Op, read: VTensor, needs: Iterable[Need], written: Written, 
         cells[_term(need, found, written, chosen)].append(need.box)
     for term, boxes in cells.items():
         shared = _shared(term.mask.box, found.box)
-        found.terms[term] = (shared,) if sum(map(volume, boxes)) == volume(shared) else tuple(boxes)
+        whole = boxes == [shared] or sum(map(volume, boxes)) == volume(shared)
+        found.terms[term] = (shared,) if whole else tuple(boxes)
     return found
 
 
@@ -175,7 +179,7 @@ def _term(need: Need, demand: Demand, written: Written, chosen: Mapping[Need, Op
 
 
 def _shared(a: Box, b: Box) -> Box:
-    shared = meet(a, b)
+    shared = a if a == b else meet(a, b)
     assert shared is not None, (a, b)
     return shared
 

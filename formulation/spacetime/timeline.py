@@ -15,7 +15,7 @@ from numba import njit
 
 from .equal_ranks import equal_events
 from .lifetimes import Lifetimes
-from .looped import Looped, Numbers
+from .looped import FEW, Looped, Numbers
 from .materialized import Accumulate, Add, Instruction, Join, Run, Slice, Transfer, Zeros, ready_after, waits_for
 from .moves import Moves
 from .op import Phase
@@ -25,7 +25,6 @@ COMPUTE, COMMUNICATION, WEIGHTS, HOST = "compute", "communication", "weights", "
 STREAMS = (COMPUTE, COMMUNICATION, WEIGHTS, HOST)
 _COMPUTE, _WEIGHTS = STREAMS.index(COMPUTE), STREAMS.index(WEIGHTS)
 _STAYS, _LEAVES = -2, -1  # instead of a window: an instruction that any window goes on over, and one that ends it
-_FEW = 10_000  # events that are simulated sooner than the compiled loop is loaded
 
 
 class Streamed(NamedTuple):
@@ -197,7 +196,7 @@ class Timeline:
         sizes = np.bincount(entries.devices, weights=counts, minlength=len(self.living)).astype(np.int64)
         stops = np.cumsum(sizes)
         made = np.zeros((3, int(sizes.sum())), dtype=np.int64)
-        run = _run if len(events.numbers) > _FEW else _run.py_func
+        run = _run if len(events.numbers) > FEW else _run.py_func
         run(events, entries, np.zeros(self.size, dtype=np.int64), made, stops - sizes)
         found = {}
         for device, stop, size in zip(self.living, stops.tolist(), sizes.tolist(), strict=True):

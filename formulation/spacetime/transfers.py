@@ -60,6 +60,21 @@ class Transfers:
         self.item = item
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 
+    def at_home(self, demands: Sequence[Demand]) -> bool:
+        """Satisfy demands each of which takes of one term that its device writes in time; True if all do."""
+        homes = []
+        for demand in demands:
+            if len(demand.terms) > 1 or not demand.terms:
+                return False
+            ((term, boxes),) = demand.terms.items()
+            places = self.written.places(term)
+            if places.get(demand.device, demand.at) >= demand.at:
+                return False
+            homes.append((min(places.values()), demand, term, boxes))
+        for _, demand, term, boxes in sorted(homes, key=lambda home: home[0]):
+            demand.parts += [(box, self.written.register(term, demand.device)) for box in boxes]
+        return True
+
     def local(self, supply: Supply, remote: Container[Demand] = ()) -> None:
         """Satisfy the demands whose device writes the supply itself, except those in `remote`."""
         for demand, boxes in supply.takers.items():

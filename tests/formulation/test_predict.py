@@ -19,7 +19,7 @@ from partita.formulation.reduction.cost import step_price
 from partita.formulation.reduction.program import Collective as Kind
 from partita.formulation.reduction.program import Reduction, Step
 from partita.formulation.search_space import SearchSpace
-from partita.formulation.spacetime import timeline
+from partita.formulation.spacetime import looped, timeline
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.lifetimes import lifetimes
 from partita.formulation.spacetime.mask import PTensor
@@ -197,7 +197,8 @@ def test_streams_do_one_thing_at_a_time_and_data_comes_first() -> None:
 
 @pytest.mark.parametrize("few", [0, 10**9])
 def test_the_compiled_loop_does_what_the_plain_one_does(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_FEW", few)
+    monkeypatch.setattr(timeline, "FEW", few)
+    monkeypatch.setattr(looped, "FEW", few)
     found = step("gpt3-1.3b", data_parallel, devices=4)
     monkeypatch.undo()
     for own, other in zip(found.times, step("gpt3-1.3b", data_parallel, devices=4).times, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from fractions import Fraction
 from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
@@ -53,7 +53,7 @@ class _Device:
                 self.blocks |= dict.fromkeys(own.step.places, block)
             elif own.step is not None and own.pieces:
                 self.text[own.step] = number
-        self.needs = self._needs()
+        self.needed = [self._needed(place, needs) for place, needs in enumerate(self._needs())]
         self.queue = deque(item for item in self._order(looped) if item[0] in self.blocks or item[0] in self.text)
         self.lines = [[(own, _moving(own)) for own in map(_line, statement.pieces)] for statement in written]
         self.pieces: list[Piece] = []
@@ -72,6 +72,17 @@ class _Device:
             parts = ({place} if place in self.blocks or place in self.text else found[place] for place in needs)
             found.append(frozenset().union(*parts))
         return found
+
+    def _needed(self, place: int, needs: Iterable[int]) -> tuple[list[int], list[Item]]:
+        """What an instruction needs of its own micro-batch, whichever that is, and what of others."""
+        same, others = list[int](), list[Item]()
+        for other in needs:
+            own = self.micro[other]
+            if own is not None and own == self.micro[place]:
+                same.append(other)
+            else:
+                others.append((other, 0 if own is None else self.loop.shown[own]))
+        return same, others
 
     def _check(self) -> None:
         """Raise Irregular unless the statements of the last two micro-batches of the template are alike."""
@@ -106,19 +117,18 @@ class _Device:
         """Collect a block. What lies in its way runs before it or returns to the queue."""
         flow, left = self.flow, len(block.places) - 1
         after = {(first, micro)}
-        deferred: list[Item] = []
+        deferred: dict[Item, None] = {}
         moving = False  # whether a transfer is deferred
         while left:
             item = self.queue.popleft()
             place, own = item
-            needs = {self._needed(other, place, own) for other in self.needs[place]}
             if place in block.places and own == micro:
-                if not needs.isdisjoint(deferred):
+                if self._needs_any(place, own, deferred):
                     raise Irregular("a block needs what needs the block")
                 left -= 1
                 after.add(item)
-            elif place in self.blocks or not needs.isdisjoint(after) or (moving and flow.transfers(place)):
-                deferred.append(item)
+            elif place in self.blocks or self._needs_any(place, own, after) or (moving and flow.transfers(place)):
+                deferred[item] = None
                 after.add(item)
                 moving |= flow.transfers(place)
             else:
@@ -126,12 +136,13 @@ class _Device:
         self._add(block.number, micro, self.micro[first])
         self.queue.extendleft(reversed(deferred))
 
-    def _needed(self, other: int, place: int, micro: int) -> Item:
-        """An instruction that one of a micro-batch needs."""
-        own = self.micro[other]
-        if own is None:
-            return other, 0
-        return other, micro if own == self.micro[place] else self.loop.shown[own]
+    def _needs_any(self, place: int, micro: int, items: Container[Item]) -> bool:
+        """True if the instruction of a micro-batch needs one of some items."""
+        same, others = self.needed[place]
+        for other in same:
+            if (other, micro) in items:
+                return True
+        return any(other in items for other in others)
 
     def _add(self, number: int, micro: int, shown: int | None) -> None:
         """The statements of the template for a micro-batch, of which `shown` stands for it there."""

@@ -18,7 +18,7 @@ from .data_flow import COMPUTING, forward_of, labels, layer
 
 def by_layer(looped: Looped) -> Looped:
     """The program with transfers of weights, and what prepares and follows them, at the start of their layers."""
-    program, earlier = looped.program, _earlier(looped.program)
+    program, earlier = looped.program, _earlier(looped.program, looped.events)
     if all(step == place for step, place in earlier.items()):
         return looped
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
@@ -41,26 +41,36 @@ def by_layer(looped: Looped) -> Looped:
     )
 
 
-def _earlier(program: Materialized) -> dict[int, int]:
+def _earlier(program: Materialized, events: Sequence[Sequence[tuple[int, int]]]) -> dict[int, int]:
     """Events that bring weights, and before which other they can be."""
+    graph, devices = program.tasks.graph, program.devices
+    bringing = [
+        step
+        for step, members in enumerate(events)
+        if all(_brings_weight(graph, devices[device][place]) for device, place in members)
+    ]
+    if not bringing:
+        return {}
+    readers: dict[Register, list[tuple[int, Instruction]]] = {
+        register: []
+        for step in bringing
+        for device, place in events[step]
+        for register in writes(devices[device][place])
+    }
     starts: dict[Hashable, int] = {}
-    events: dict[int, list[tuple[int, Instruction]]] = {}
-    readers: dict[Register, list[tuple[int, Instruction]]] = {}
-    for device, (instructions, steps) in enumerate(zip(program.devices, program.steps, strict=True)):
+    for device, (instructions, steps) in enumerate(zip(devices, program.steps, strict=True)):
         for step, instruction in zip(steps, instructions, strict=True):
-            events.setdefault(step, []).append((device, instruction))
             for register in reads(instruction):
-                readers.setdefault(register, []).append((step, instruction))
+                if register in readers:
+                    readers[register].append((step, instruction))
             if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
                 starts.setdefault(_block(device, instruction), step)
     earlier: dict[int, int] = {}
-    for step in sorted(events, reverse=True):
-        if not all(_brings_weight(program.tasks.graph, i) for _, i in events[step]):
-            continue
+    for step in reversed(bringing):
         wanted = [step]
-        for device, instruction in events[step]:
-            for register in writes(instruction):
-                for place, reader in readers.get(register, ()):
+        for device, at in events[step]:
+            for register in writes(devices[device][at]):
+                for place, reader in readers[register]:
                     if isinstance(reader, Run):
                         wanted.append(starts.get(_block(device, reader), step))
                     else:
@@ -87,8 +97,9 @@ def _block(device: int, run: Run) -> Hashable:
 
 def _brings_weight(graph: Graph, instruction: Instruction) -> bool:
     """True if an instruction moves or prepares a weight, and does nothing else."""
-    moved = all(graph.of_parameter(r.tensor) for r in (*reads(instruction), *writes(instruction)))
-    return moved and not isinstance(instruction, Run)
+    if isinstance(instruction, Run):
+        return False
+    return all(graph.of_parameter(register.tensor) for register in (*reads(instruction), *writes(instruction)))
 
 
 def _with_key(instruction: Instruction, key: int) -> Instruction:
