@@ -90,7 +90,7 @@ class Looped:
             for own, (at, place) in zip(found, orders, strict=True)
         ]
 
-    def instructions(self, rank: int) -> tuple[Numbers, Numbers]:
+    def instructions(self, rank: int) -> tuple[NDArray[np.int32], Numbers]:
         """Which of `steps` a rank takes part in, and the places of its instructions there."""
         begins, found = self._instructions
         at = found[begins[rank] : begins[rank + 1]]
