@@ -19,7 +19,7 @@ from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.graph_options import GraphOptions, OperatorOptions
 from ..strategies.operand_cost import EdgeTables, OperandCosts
-from ..strategies.tensor_classes import Classes, Use, classes
+from ..strategies.tensor_classes import Use, classes, find_cuts, find_cuts_beside
 from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
@@ -78,6 +78,7 @@ class NetworkBuilder:
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
+        self.beside = find_cuts_beside(self.pcg, self.classes)
         self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options, self._costs_of_part)
         self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)
         self.variables: list[Variable] = []
@@ -199,18 +200,3 @@ class NetworkBuilder:
         if conversion.use is None:
             return part.get(base)
         return None if conversion.use.node in self.classes.twin else part.get(conversion.use.node)
-
-
-def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
-    """Tensors that alone lead from what is before them to what is after (post-dominators of what is before)."""
-    change = [0] * (len(pcg.nodes) + 1)
-    moving = [
-        (i, max(classes.variable(u.node) for u in uses))
-        for i, uses in classes.uses.items()
-        if not classes.constant[i] and pcg.nodes[i].op not in ("input", "parameter")
-    ]
-    for first, last in moving:
-        change[first] += 1
-        change[last] -= 1
-    alive = np.cumsum(change)
-    return {first for first, _ in moving if alive[first] == 1}

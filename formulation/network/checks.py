@@ -158,7 +158,7 @@ def _form_problems(network: Network, at: str, chain: Chain, owner: dict[int, str
     if {len(copy) for copy in chain.copies} != {len(chain.copies[0])}:
         yield f"{at}: copies of {sorted({len(copy) for copy in chain.copies})} variables"
     owned = [*chain.boundaries[1:-1], *(v for copy in chain.copies for v in copy)]
-    for v in (*owned, chain.boundaries[0], chain.boundaries[-1]):
+    for v in (*owned, chain.boundaries[0], chain.boundaries[-1], *chain.reads):
         if not 0 <= v < len(variables):
             yield f"{at}: variable {v} of {len(variables)}"
     if chain.boundaries[0] == chain.boundaries[-1]:
@@ -175,6 +175,9 @@ def _boundary_problems(network: Network, at: str, chain: Chain, owner: Mapping[i
     for v in (chain.boundaries[0], chain.boundaries[-1]):
         if v in owner:
             yield f"{at} ends at {variables[v].name}, which is inside {owner[v]}"
+    for v in chain.reads:
+        if v in owner or v in chain.boundaries:
+            yield f"{at} reads {variables[v].name}, which is inside {owner.get(v, at)}"
     first = variables[chain.boundaries[0]]
     for b in chain.boundaries:
         if len(variables[b].cost) != len(first.cost):
@@ -231,8 +234,8 @@ _Part: TypeAlias = tuple[tuple[int, ...], bool, tuple[Table | None, ...], tuple[
 def _signature(
     network: Network, chain: Chain, i: int, edges: list[int], streams: tuple[dict[int, WindowStreams], ...]
 ) -> list[_Part] | str:
-    """The tables of copy i by position (interiors, then b_i, b_{i+1}), or the variable that is out of place."""
-    scope = (*chain.copies[i], chain.boundaries[i], chain.boundaries[i + 1])
+    """The tables of copy i by position (interiors, then what is around), or the variable that is out of place."""
+    scope = (*chain.copies[i], *chain.around(i))
     position = {v: p for p, v in enumerate(scope)}
     parts: list[_Part] = []
     of_variable, of_edge = streams

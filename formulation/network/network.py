@@ -68,12 +68,18 @@ class Edge:
 class Chain:
     """L equal copies in a row: `boundaries` b_0..b_L, and the interior variables of each copy in one common order.
 
-    Copy i holds its interior variables, the edges among them, and all edges between them, b_i and b_{i+1}.
+    Copy i holds its interior variables, the edges among them, and all edges between them, b_i and b_{i+1}, and from
+    them to `reads`: variables elsewhere that every copy may touch, as decoder layers read what the encoder computed.
     Copies agree position by position; b_1..b_{L-1} cost and use nothing and touch nothing else, interiors neither.
     """
 
     boundaries: tuple[int, ...]
     copies: tuple[tuple[int, ...], ...]
+    reads: tuple[int, ...] = ()
+
+    def around(self, i: int) -> tuple[int, ...]:
+        """The variables around copy i: b_i, b_{i+1} and what all copies read."""
+        return (*self.boundaries[i : i + 2], *self.reads)
 
     def __len__(self) -> int:
         return len(self.copies)

@@ -27,6 +27,7 @@ def network_json(network: Network) -> dict[str, Any]:
         "edges": [{"u": int(e.u), "v": int(e.v)} | tables.named(e.cost, e.use) for e in network.edges],
         "chains": [
             {"boundaries": [int(b) for b in c.boundaries], "copies": [[int(v) for v in copy] for copy in c.copies]}
+            | ({"reads": [int(v) for v in c.reads]} if c.reads else {})
             for c in network.chains
         ],
     }
@@ -79,6 +80,7 @@ def read_network(data: Mapping[str, Any]) -> Network:
         Chain(
             _integers(_list(c, "boundaries", at), f"{at}.boundaries"),
             tuple(_integers(copy, f"{at}.copies[{i}]") for i, copy in enumerate(_list(c, "copies", at))),
+            _integers(_list(c, "reads", at), f"{at}.reads") if "reads" in c else (),
         )
         for c, at in _objects(data, "chains")
     )

@@ -1,6 +1,6 @@
 """Tensor classes: a tensor and all views of it are one, since layouts live on atoms, which views do not change."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -9,6 +9,7 @@ from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.graph.recycling import twins
+from ...model.graph.segments import segments
 from ...model.operators.operator import is_random, operator
 from .strategy import rows
 
@@ -191,3 +192,26 @@ def _shown(pcg: PCG, index: int, repeats: bool) -> tuple[int, ...] | None:
     if node.numel != pcg.nodes[node.inputs[0]].numel or mine != its or sorted(pairs) != list(range(mine)):
         return None
     return tuple(pairs[a] for a in range(mine))
+
+
+def find_cuts(pcg: PCG, classes: Classes) -> set[int]:
+    """Tensors that alone lead from what is before them to what is after (post-dominators of what is before)."""
+    return {first for first, alive in _alive(pcg, classes) if alive == {first}}
+
+
+def find_cuts_beside(pcg: PCG, classes: Classes) -> dict[int, int]:
+    """Tensors that lead from what is before them to what is after beside one other, which several layers read: that."""
+    layer = {i: number for number, segment in enumerate(segments(pcg)) for i in segment.nodes}
+    read = {i: {layer.get(classes.variable(u.node), -1) for u in uses} - {-1} for i, uses in classes.uses.items()}
+    pairs = ((first, alive - {first}) for first, alive in _alive(pcg, classes) if len(alive) == 2)
+    return {first: other for first, (other,) in pairs if len(read[other] - {layer.get(other)}) > 1}
+
+
+def _alive(pcg: PCG, classes: Classes) -> Iterator[tuple[int, set[int]]]:
+    """Each tensor that is computed, with those that are read after it, itself included."""
+    alive: dict[int, int] = {}  # the last reader of each
+    for first, uses in sorted(classes.uses.items()):
+        if not classes.constant[first] and pcg.nodes[first].op not in ("input", "parameter"):
+            alive = {i: last for i, last in alive.items() if last > first}
+            alive[first] = max(classes.variable(u.node) for u in uses)
+            yield first, {*alive}

@@ -9,6 +9,7 @@
          (3) Σ_p y[e,p,q] = Σ_{j ∈ q} x[v,j]                                  ∀ e, q
          (4) Σ m[v,i,r] x[v,i] + Σ m[e,p,q,r] y[e,p,q] + Σ m[c,k,r] n[c,k] ≤ M_r   ∀ r (bytes)
          (5) Σ_k n[c,k] = L_c                                                 ∀ c
+             Σ_{k at i} n[c,k] = L_c x[v,i]                                   ∀ c, what it reads v, i
          (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
          (7) cycles that (6) allows besides the path b_0 → b_L are cut off as they appear
          (8) Σ e[f,k] y[f,k] ≤ τ, the transient memory, added to (4) for r = 0     ∀ switches, its tables f
@@ -30,11 +31,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...formulation.network.network import Network
+from ...formulation.network.network import Chain, Network
 from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor
 from ..elimination.kernels import Floats, Ints
-from ..elimination.labels import LabelBounds, Listing, enumerate_labels
+from ..elimination.labels import LabelBounds, Labels, Listing, enumerate_labels
 from ..elimination.memory_price import Price
 from ..elimination.order import restrict
 from ..elimination.tables import Tables
@@ -58,7 +59,10 @@ def is_small(network: Network) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyLabels:
-    """The K labels of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R]."""
+    """The K labels of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R].
+
+    `reads`: what the chain reads, with the option [K] of each label.
+    """
 
     first: int  # the variables b_0 and b_L
     last: int
@@ -66,6 +70,7 @@ class CopyLabels:
     ends: Ints
     time: Ints
     use: Ints
+    reads: Mapping[int, Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +150,7 @@ def build(
         else:
             _joint(program, f, [program.x[v] for v in f.scope], sums)
     for c in chains:
-        ns = [program.column(c.length) for _ in range(len(c.time))]
-        program.counts.append(ns)
-        for n, time, uses in zip(ns, c.time.tolist(), c.use.tolist(), strict=True):
-            sums.add(n, time, uses)
-        program.equal([(1, n) for n in ns], c.length)  # (5)
-        flow: defaultdict[int, Terms] = defaultdict(list)
-        for a, b, n in zip(*c.ends.tolist(), ns, strict=True):
-            if a != b:
-                flow[a].append((-1, n))
-                flow[b].append((1, n))
-        for a in range(size[c.first]):
-            program.equal([*flow[a], (-1, program.x[c.last][a]), (1, program.x[c.first][a])], 0)  # (6)
+        _count(program, c, size, sums)
     if capacities and sums.extras:
         transient = program.column(capacities[0])
         sums.loads[0].append((1, transient))
@@ -214,6 +208,25 @@ def _unary(program: CountedProgram, f: Factor, x: list[int], sums: _Sums) -> Non
         else:
             sums.add(b, int(time), uses, rows)
             sums.run(b, windows, ns)
+
+
+def _count(program: CountedProgram, c: CopyLabels, size: Mapping[int, int], sums: _Sums) -> None:
+    """Add a chain: how many of its copies take each label."""
+    ns = [program.column(c.length) for _ in range(len(c.time))]
+    program.counts.append(ns)
+    for n, time, uses in zip(ns, c.time.tolist(), c.use.tolist(), strict=True):
+        sums.add(n, time, uses)
+    program.equal([(1, n) for n in ns], c.length)  # (5)
+    for v, options in c.reads.items():
+        for i, x in enumerate(program.x[v]):
+            program.equal([(-c.length, x), *((1, ns[k]) for k in np.flatnonzero(options == i).tolist())], 0)
+    flow: defaultdict[int, Terms] = defaultdict(list)
+    for a, b, n in zip(*c.ends.tolist(), ns, strict=True):
+        if a != b:
+            flow[a].append((-1, n))
+            flow[b].append((1, n))
+    for a in range(size[c.first]):
+        program.equal([*flow[a], (-1, program.x[c.last][a]), (1, program.x[c.first][a])], 0)  # (6)
 
 
 def _uses(f: Factor) -> Ints:
@@ -275,13 +288,10 @@ def count_within(circuit: Circuit, best: Price, search: Search, run: Run, throug
     tops = small.copies
     bounds = LabelBounds(np.array(best.price), max_total, _COLUMNS, search.until)
     listing = enumerate_labels(small, bounds, tops or (0,))
-    chains = [
-        CopyLabels(c.boundaries[0], c.boundaries[-1], len(c), labels.at, labels.time, use=labels.use)
-        for c, labels in zip(search.network.chains, [listing.slots[top] for top in tops], strict=True)
-    ]
+    chains = [_of_chain(chain, listing.slots[top]) for chain, top in zip(small.network.chains, tops, strict=True)]
     rest = sorted(small.below([small.root], stop=tops))
     factors = [small.factors[slot] for slot in rest if slot < len(small.factors)]
-    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last)}
+    variables = {v for f in factors for v in f.scope} | {v for c in chains for v in (c.first, c.last, *c.reads)}
     size = {v: len(small.kept[small.domain[v]]) for v in variables}
     program = build(factors, size, search.network.capacities, chains)
     left = sum(n > 1 for n in size.values()) + sum(len(c.time) for c in chains)
@@ -298,6 +308,13 @@ def count_within(circuit: Circuit, best: Price, search: Search, run: Run, throug
         return _assemble(listing, picks, walks)
 
     return run(program, search, decode, reach + 1)
+
+
+def _of_chain(chain: Chain, labels: Labels) -> CopyLabels:
+    """The labels of a chain's copy, of entries (b_i, b_{i+1}, what it reads...)."""
+    ends = chain.boundaries[0], chain.boundaries[-1]
+    reads = dict(zip(chain.reads, labels.at[2:], strict=True))
+    return CopyLabels(*ends, len(chain), labels.at[:2], labels.time, use=labels.use, reads=reads)
 
 
 def _assemble(listing: Listing, picks: dict[int, int], walks: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -1,26 +1,27 @@
 """Exact costs of a chain's copies between two layouts, where weights leave a gap.
 
-At prices λ, and weights of streams, elimination gives every copy of a chain a table F over its two boundaries. The gap
-between weighted sums and longest streams is alike in all copies, so on the whole network it is as many times as large,
-too large for lists. But a solution meets few entries of F. These are raised to their exact values
+At prices λ, and weights of streams, elimination gives every copy of a chain a table F over what is around it: its two
+boundaries, and what all copies read. The gap between weighted sums and longest streams is alike in all copies, so on
+the whole network it is as many times as large, too large for lists. But a solution meets few entries of F. These are
+raised to their exact values
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without capacities: weights of its own, then label lists within its own gap. Within an interval of
-the largest transient use, every switch of the copy has a capacity: the upper end. The chain is solved again with the
-raised table, which is a lower bound in every entry, until its solution meets exact entries only. Then prices change as
-in `memory_price.py`: that solution is a cut. Solutions are offered, and crossovers of those on both sides of the
-capacities.
+each a small problem without capacities: weights of its own, then
+label lists within its own gap. Within an interval of the largest transient use, every switch of the copy has a
+capacity: the upper end. The chain is solved again with the raised table, which is a lower bound in every entry, until
+its solution meets exact entries only. Then prices change as in `memory_price.py`: that solution is a cut. Solutions are
+offered, and crossovers of those on both sides of the capacities.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import ceil, floor, fsum, inf
+from typing import TypeAlias
 
 import numpy as np
 
-from ...formulation.network.network import Chain, Network, Switch, evaluate
+from ...formulation.network.network import Network, Switch, evaluate
 from ..protocol import OutOfTimeError, Search, TooManyError
 from ..work import spent
 from .circuit import Circuit
@@ -44,6 +45,9 @@ _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
 _SHARE = 0.25  # of the work left, for the lists of one entry
 _TIMES, _MORE = 2.0, 1.0  # times the work for pricing, plus seconds
+
+_Place: TypeAlias = tuple[int, tuple[int, ...]]
+"""A chain, and the places of options of what is around a copy: an entry of the chain's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class _CopyCosts:
             for c, slots in enumerate(self.inside)
             for slot in slots
         }
-        self.known: dict[tuple[int, int, int], _Entry] = {}
+        self.known: dict[_Place, _Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
         self.rest = [replace(f, extra=None) for slot, f in enumerate(relaxed.factors) if slot not in own]
 
@@ -182,10 +186,10 @@ class _CopyCosts:
             search.raise_bound(min(self.reach + 1, outline.network.constant + ceil(value - margin)))
             assignment = outline.decode(slots)
             met = Counter(
-                (c, self._at(b, assignment), self._at(b_next, assignment))
+                self._place(c, i, assignment)
                 for c, chain in enumerate(self.circuit.network.chains)
                 if self.worth[c]
-                for b, b_next in pairwise(chain.boundaries)
+                for i in range(len(chain))
             )
             gaps = {entry: self.close * abs(value) / many / len(met) for entry, many in met.items()}
             left = [entry for entry, gap in sorted(gaps.items()) if not self._is_exact(entry, gap)]
@@ -194,42 +198,39 @@ class _CopyCosts:
             for entry in left:
                 if search.work > most_work:
                     return value, None
-                self._raise(*entry, gaps[entry], spent() + _SHARE * (most_work - search.work))
+                self._raise(entry, gaps[entry], spent() + _SHARE * (most_work - search.work))
         return value, None
 
-    def _is_exact(self, entry: tuple[int, int, int], gap: float) -> bool:
+    def _is_exact(self, entry: _Place, gap: float) -> bool:
         """True if an entry is known within a gap, in ns, or can be raised no more."""
         known = self.known.get(entry)
         return known is not None and (known.listed or known.bound == inf or known.cost - known.bound <= gap)
 
-    def _at(self, variable: int, assignment: tuple[int, ...]) -> int:
-        """The place of a variable's option among those left."""
-        return int(np.searchsorted(self.circuit.kept[self.circuit.domain[variable]], assignment[variable]))
+    def _place(self, c: int, i: int, assignment: tuple[int, ...]) -> _Place:
+        """The entry of copy i of a chain."""
+        circuit = self.circuit
+        around = circuit.network.chains[c].around(i)
+        return c, tuple(int(np.searchsorted(circuit.kept[circuit.domain[v]], assignment[v])) for v in around)
 
     def _solved(self) -> tuple[Circuit, Tables]:
         """The circuit of boundaries and what is outside of chains, with the raised tables, and its tables."""
         network = self.circuit.network
-        chains = tuple(Chain(chain.boundaries, ((),) * len(chain)) for chain in network.chains)
+        chains = tuple(replace(chain, copies=((),) * len(chain)) for chain in network.chains)
         outline = replace(network, chains=chains, windows=())
-        tables = [
-            Factor((chain.boundaries[0], chain.boundaries[1]), table, None)
-            for chain, table in zip(chains, self.tables, strict=True)
-        ]
+        tables = [Factor(chain.around(0), table, None) for chain, table in zip(chains, self.tables, strict=True)]
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def _raise(self, c: int, first: int, last: int, gap: float, most_work: float) -> None:
+    def _raise(self, place: _Place, gap: float, most_work: float) -> None:
         """Raise one entry to within `gap` of its cost, or as far as lists get before `most_work` of this thread."""
-        part = self._between(c, first, last)
+        part, c = self._between(place), place[0]
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
-            self._know(c, first, last, _Entry(inf))
+            self._know(place, _Entry(inf))
             return
         cuts, known, at = Cuts(part), _Entry(-inf), np.zeros(0)
         starts = list(self.extra_prices[c].values())
-        cuts.box = np.array(
-            [max(_FARTHEST * p, _FIRST * self._scale(c, first, last) / max(1, limits[0])) for p in starts]
-        )
+        cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
         if len(self.starts.get(c, ())) == len(point):
             point = self.starts[c]
@@ -240,7 +241,7 @@ class _CopyCosts:
             slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
             total = float(slots[-1])
             if total == np.inf:
-                self._know(c, first, last, _Entry(inf))
+                self._know(place, _Entry(inf))
                 return
             paid = fsum(p * most for p, most in zip(price, limits, strict=True))
             value = floor(total - paid - 8 * relaxed.rounding(price, abs(total) + paid)) if limits else total
@@ -260,11 +261,11 @@ class _CopyCosts:
         self.starts[c] = best
         if known.cost - known.bound > gap:
             known = self._listed(part, (cuts.weights(best), at), known, gap, most_work)
-        self._know(c, first, last, replace(known, bound=min(known.bound, known.cost)))
+        self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
-    def _scale(self, c: int, first: int, last: int) -> float:
-        """About what a copy costs between two layouts, in ns."""
-        return max(1.0, abs(float(self.tables[c][first, last])))
+    def _scale(self, place: _Place) -> float:
+        """About what a copy costs there, in ns."""
+        return max(1.0, abs(float(self.tables[place[0]][place[1]])))
 
     def _cheaper(self, part: Circuit, relaxed: Circuit, slots: Tables, cost: float) -> Circuit:
         """The circuit of a copy without what is in no solution up to `cost`, priced, by tables of the weighted one.
@@ -273,14 +274,16 @@ class _CopyCosts:
         """
         return restrict(part, relaxed.backward(slots, self.search.until), cost) or part
 
-    def _know(self, c: int, first: int, last: int, entry: _Entry) -> None:
-        self.known[c, first, last] = entry
-        self.tables[c][first, last] = max(self.tables[c][first, last], entry.bound)
+    def _know(self, place: _Place, entry: _Entry) -> None:
+        self.known[place] = entry
+        table = self.tables[place[0]]
+        table[place[1]] = max(table[place[1]], entry.bound)
 
-    def _between(self, c: int, first: int, last: int) -> Circuit:
-        """The circuit of one copy between two layouts, priced, with its windows; variables are numbered anew."""
-        circuit, chain = self.circuit, self.circuit.network.chains[c]
-        place = {chain.boundaries[0]: first, chain.boundaries[1]: last}
+    def _between(self, entry: _Place) -> Circuit:
+        """The circuit of one copy between given layouts, priced, with its windows; variables are numbered anew."""
+        circuit, (c, at_ends) = self.circuit, entry
+        chain = circuit.network.chains[c]
+        place = dict(zip(chain.around(0), at_ends, strict=True))
         met = {v for slot in self.inside[c] for v in self.priced[slot].scope}  # `restrict` reads options from factors
         number = {v: n for n, v in enumerate((*chain.copies[0], *(v for v in place if v in met)))}
         kept = {n: circuit.kept[circuit.domain[v]] for v, n in number.items()}
@@ -350,8 +353,8 @@ class _CopyCosts:
         """The solution with the best options found of every copy; None if a copy has none."""
         picks = list(assignment)
         for c, chain in enumerate(self.circuit.network.chains):
-            for copy, (b, b_next) in zip(chain.copies, pairwise(chain.boundaries), strict=True):
-                entry = self.known.get((c, self._at(b, assignment), self._at(b_next, assignment)))
+            for i, copy in enumerate(chain.copies):
+                entry = self.known.get(self._place(c, i, assignment))
                 if entry is None or not entry.options:
                     return None
                 for v, option in zip(copy, entry.options, strict=False):

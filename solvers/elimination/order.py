@@ -80,7 +80,9 @@ def restrict(
                 alive[circuit.domain[v]] |= (marginal <= max_total).any(axis=others)
     for chain, one in zip(circuit.network.chains, circuit.copies, strict=True):
         d = circuit.domain[chain.boundaries[0]]  # an inner boundary has no factor of its own
-        alive[d] |= (through[one] <= max_total).any(0) | (through[one] <= max_total).any(1)
+        left_of = through[one] <= max_total
+        for end in (0, 1):
+            alive[d] |= left_of.any(axis=tuple(a for a in range(left_of.ndim) if a != end))
     left = {d: np.flatnonzero(a) for d, a in alive.items()}
     if any(len(options) == 0 for options in left.values()):
         return None
@@ -163,23 +165,24 @@ def _arranged(
         block_slots.append(builder.join(mine, kept))
         rest[block_slots[-1]] = kept
     for c, chain in enumerate(chains):
-        first, last = chain.boundaries[:2]
-        inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], first, last)}
+        around = chain.around(0)
+        inside = {i for i, scope in enumerate(scopes) if i in rest and _in_copy(scope, chain.copies[0], around)}
         mine = {i: rest.pop(i) for i in sorted(inside)}
         mine = builder.eliminate(mine, set(chain.copies[0]))
-        one = builder.join(mine, (first, last))
+        one = builder.join(mine, around)
         copies.append(one)
         half = len(chain) // 2 if len(chain) == longest and not middle else 0
-        power = builder.power(one, half or len(chain), c, size[first])
+        sizes = [size[v] for v in around]
+        power = builder.power(one, half or len(chain), c, sizes)
         meet = chain.boundaries[len(chain) - half]  # the last, when there is no second half
         if half:
             middle.add(meet)
-            dims = (1, size[first], size[first])
-            second = builder.put(Bucket(((power, (1, 2)),), dims, None, c, start=len(chain) - half))
-            rest[second] = (meet, chain.boundaries[-1])
+            axes = tuple(range(1, 1 + len(sizes)))
+            second = builder.put(Bucket(((power, axes),), (1, *sizes), None, c, start=len(chain) - half))
+            rest[second] = (meet, chain.boundaries[-1], *chain.reads)
             if len(chain) % 2:
-                power = builder.times(power, one, half, c, size[first])
-        rest[power] = (chain.boundaries[0], meet)
+                power = builder.times(power, one, half, c, sizes)
+        rest[power] = (chain.boundaries[0], meet, *chain.reads)
     for interior in _decided(switches, rest.values()) if apart else ():
         mine = {i: rest.pop(i) for i, scope in sorted(rest.items()) if not interior.isdisjoint(scope)}
         rest |= builder.eliminate(mine, interior)
@@ -211,8 +214,15 @@ def _decided(
         yield block
 
 
-def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], first: int, last: int) -> bool:
-    return any(v in interior for v in scope) or (len(scope) == 2 and set(scope) == {first, last})
+def _in_copy(scope: tuple[int, ...], interior: tuple[int, ...], around: tuple[int, ...]) -> bool:
+    """True for a factor of a variable of the copy, or of both of its boundaries."""
+    return any(v in interior for v in scope) or {*around[:2]} <= {*scope} <= {*around}
+
+
+def _check_width(dims: tuple[int, ...]) -> None:
+    """TooWideError for a bucket of too much work, or too large a table."""
+    if prod(dims) > MAX_WORK or prod(dims[1:]) > MAX_ENTRIES:
+        raise TooWideError(f"a bucket over {len(dims)} variables with {dims} options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,26 +285,28 @@ class _Builder:
         self, inputs: list[int], scopes: Mapping[int, tuple[int, ...]], variable: int | None, kept: tuple[int, ...]
     ) -> int:
         dims = (1 if variable is None else self.size[variable], *(self.size[u] for u in kept))
-        if prod(dims) > MAX_WORK or prod(dims[1:]) > MAX_ENTRIES:
-            raise TooWideError(f"a bucket over {len(dims)} variables with {dims} options")
+        _check_width(dims)
         axis = {u: a for a, u in enumerate(kept, 1)} | ({} if variable is None else {variable: 0})
         modes = prod(self.size[u] for u in axis if u in self.switches)
         parts = tuple((s, tuple(axis[u] for u in scopes[s])) for s in inputs)
         return self.put(Bucket(parts, dims, variable, modes=modes, kept=kept))
 
-    def power(self, one: int, length: int, chain: int, size: int) -> int:
-        """The slot of F^length, by repeated squaring."""
+    def power(self, one: int, length: int, chain: int, sizes: list[int]) -> int:
+        """The slot of F^length, by repeated squaring, for what is around a copy of these `sizes`."""
         result, done, square, step = -1, 0, one, 1
         while True:
             if length & step:
-                result = square if not done else self.times(result, square, done, chain, size)
+                result = square if not done else self.times(result, square, done, chain, sizes)
                 done += step
             if done == length:
                 return result
-            square, step = self.times(square, square, step, chain, size), 2 * step
+            square, step = self.times(square, square, step, chain, sizes), 2 * step
 
-    def times(self, left: int, right: int, half: int, chain: int, size: int) -> int:
-        return self.put(Bucket(((left, (1, 0)), (right, (0, 2))), (size,) * 3, None, chain, half))
+    def times(self, left: int, right: int, half: int, chain: int, sizes: list[int]) -> int:
+        """The product over the boundary in the middle, for every option of what both read."""
+        dims, reads = (sizes[0], *sizes), tuple(range(3, 1 + len(sizes)))
+        _check_width(dims)
+        return self.put(Bucket(((left, (1, 0, *reads)), (right, (0, 2, *reads))), dims, None, chain, half))
 
     def put(self, bucket: Bucket) -> int:
         self.buckets.append(bucket)

@@ -31,8 +31,11 @@ _MAX_COLUMNS = 1 << 27  # numbers in the columns of a segment's tables: 1 GiB
 
 
 def blocks_of(network: Network) -> tuple[frozenset[int], ...]:
-    """The variables of switches and windows outside of chains, with private neighbours; adjacent blocks are merged."""
-    chained = {v for c in network.chains for v in (*c.boundaries, *(v for copy in c.copies for v in copy))}
+    """The variables of switches and windows outside of chains, with private neighbours; adjacent blocks are merged.
+
+    What a chain reads is in no block.
+    """
+    chained = {v for c in network.chains for v in (*c.boundaries, *c.reads, *(v for copy in c.copies for v in copy))}
     near: dict[int, set[int]] = {v: set() for v in range(len(network.variables))}
     for term in network.terms():
         for v in term.scope:
@@ -313,10 +316,14 @@ class SegmentLists:
             links = [segment.link(j, self._size(v), kept) for j, v in enumerate(segment.ends)]
             for place in (place for place in self.order if place[1] == k):
                 i = place[2]
-                ends = whole.chains[k].boundaries[i : i + 2] if k < len(whole.chains) else segment.ends
+                ends = whole.chains[k].around(i) if k < len(whole.chains) else segment.ends
                 edges += [Edge(at[v], at[place], link) for v, link in zip(ends, links, strict=True)]
         chains = tuple(
-            Chain(tuple(at[b] for b in chain.boundaries), tuple((at[place],) for place in self.order if place[1] == k))
+            Chain(
+                tuple(at[b] for b in chain.boundaries),
+                tuple((at[place],) for place in self.order if place[1] == k),
+                tuple(at[r] for r in chain.reads),
+            )
             for k, chain in enumerate(whole.chains)
         )
         return Network(variables, tuple(edges), capacities, whole.constant, chains)

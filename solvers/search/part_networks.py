@@ -307,7 +307,7 @@ def _closed(chains: Iterable[Chain], variables: AbstractSet[int]) -> Iterator[Ch
         longest = max(runs, key=len, default=[])
         if len(longest) > 1:
             first, end = longest[0], longest[-1] + 1
-            yield Chain(chain.boundaries[first : end + 1], chain.copies[first:end])
+            yield replace(chain, boundaries=chain.boundaries[first : end + 1], copies=chain.copies[first:end])
 
 
 def _without(

@@ -84,6 +84,14 @@ def test_plans_of_stages_cost_what_their_network_says(name: str, every: int) -> 
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_layers_that_read_what_another_list_computed_are_copies_of_a_chain() -> None:
+    network = encoded(graph("mbart-4.7b"), transfer=None).network
+    name = [v.name for v in network.variables]
+    ((chain, reads),) = ((chain, [name[v] for v in chain.reads]) for chain in network.chains if chain.reads)
+    assert reads == ["encoder_norm shared"] and len(chain) == 2
+    assert [name[b] for b in chain.boundaries[1:]] == ["decoder.0.add_3 shared", "decoder.1.add_3 shared"]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "mbart-4.7b"])
 def test_tables_of_other_stages_change_nothing(name: str) -> None:
     pcg, shared = graph(name), SharedTables()

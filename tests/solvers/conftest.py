@@ -230,12 +230,29 @@ def random_network(seed: int) -> Network:
             for (p, q), shared in zip(links, tables, strict=True):
                 tie(places[p], places[q], shared)
             boundaries.append(len(variables) - 1)
-        chains = (Chain(tuple(boundaries), tuple(copies)),)
+        reads, more = _read(seed, count, variables, edges, copies)
+        chains = (Chain(tuple(boundaries), tuple(copies), reads),)
+        edges += more
         for end in (boundaries[0], boundaries[-1]):
             if count and rng.random() < 0.7:
                 tie(int(rng.integers(0, count)), end)
     capacities = tuple(int(rng.integers(0, 8 * len(variables) + 1)) for _ in range(resources))
     return Network(tuple(variables), tuple(edges), capacities, int(rng.integers(-5, 100)), chains)
+
+
+def _read(
+    seed: int, count: int, variables: list[Variable], edges: list[Edge], copies: list[tuple[int, ...]]
+) -> tuple[tuple[int, ...], list[Edge]]:
+    """Perhaps one of the first `count` variables that all copies of a chain read, in one place or two; the edges."""
+    rng, first = np.random.default_rng((seed, 1)), copies[0]
+    if not count or not first or rng.random() < 0.5:
+        return (), []
+    v = int(rng.integers(count))
+    places = rng.choice(len(first), int(rng.integers(1, 3)))
+    sizes = [(len(variables[v].cost), len(variables[first[p]].cost)) for p in places]
+    scale = max((int(e.cost[e.cost < INFINITE].max(initial=1)) for e in edges), default=9)
+    tables = [rng.integers(0, scale + 1, size) for size in sizes]
+    return (v,), [Edge(v, copy[p], t) for copy in copies for p, t in zip(places, tables, strict=True)]
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,23 @@ def chain(costs: list[list[int]]) -> Network:
     return Network(variables, edges, (9,), 0, (Chain((0, 2, 4), ((1,), (3,))),))
 
 
+def reading(*tables: np.ndarray, reads: tuple[int, ...] = (5,)) -> Network:
+    """Two copies of a chain, which read one more variable by edges of these tables."""
+    network = chain([[1, 2], [1, 2]])
+    edges = (Edge(5, 1 + 2 * i, t) for i, t in enumerate(tables))
+    return replace(
+        network,
+        variables=(*network.variables, variable("read", [0, 0, 0], [0, 0, 0])),
+        edges=(*network.edges, *edges),
+        chains=(replace(network.chains[0], reads=reads),),
+    )
+
+
+SMALL, LARGE = table([0, 1], [1, 0], [2, 2]), table([0, 1], [1, 0], [2, 3])
+
+
 def test_check_accepts_equal_copies() -> None:
+    check_network(reading(SMALL, SMALL))
     check_network(chain([[1, 2], [1, 2]]))
     check_network(PAIR)
 
@@ -74,6 +90,11 @@ def test_check_accepts_equal_copies() -> None:
         (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2, 4), ((1,), (3, 1))),)), "copies of"),
         (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2), ((1,), (3,))),)), "2 boundaries for 2 copies"),
         (replace(chain([[1, 2], [1, 2]]), chains=(Chain((0, 2), ((1,),)), Chain((2, 0), ((1,),)))), "belongs to"),
+        (reading(SMALL, LARGE), "copy 1 differs from copy 0 in the tables"),
+        (reading(SMALL), "copy 1 differs from copy 0"),
+        (reading(SMALL, SMALL, reads=()), "an edge leaves it for read"),
+        (reading(SMALL, SMALL, reads=(5, 2)), "reads b, which is inside chain 0"),
+        (reading(SMALL, SMALL, reads=(5, 6)), "variable 6 of 6"),
         (replace(PAIR, edges=(Edge(0, 0, table([0])),)), "edge"),
         (replace(PAIR, edges=(Edge(0, 1, table([0, 0])),)), r"cost \(1, 2\), domains \(3, 2\)"),
         (replace(PAIR, capacities=(5, 5)), "for 2 capacities"),

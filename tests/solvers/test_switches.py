@@ -84,7 +84,7 @@ def switched(network: Network, seed: int, extras: bool) -> Network:
                 copies[i].append(len(variables) - 1)
                 mine = {copy[chain.copies[0].index(v)]: t for v, t in of.items()}
                 switches.append(Switch(len(variables) - 1, mine, {inside[i][p]: t for p, t in tables.items()}))
-        chains.append(Chain(chain.boundaries, tuple(map(tuple, copies))))
+        chains.append(replace(chain, copies=tuple(map(tuple, copies))))
     return replace(network, variables=tuple(variables), chains=tuple(chains), switches=tuple(switches))
 
 

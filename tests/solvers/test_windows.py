@@ -158,6 +158,31 @@ def test_cuts_spare_windows_and_chains_have_equal_ones() -> None:
     assert any("copy 2 differs" in p for p in problems(replace(odd, chains=(chain,))))
 
 
+def test_chains_read_what_is_beside_their_cuts() -> None:
+    network, positions = row(5)
+    last, link, other = len(network.variables), np.array([[0, 3], [2, 1]]), np.array([[0, 3], [2, 2]])
+    variables = (*network.variables, network.variables[0])
+
+    def chains(tables: list[np.ndarray], beside: int, read: int = len(network.variables)) -> tuple[Chain, ...]:
+        """Of layers, the last of which read one variable; `beside` is that of the cuts but the last one."""
+        readers = range(5 - len(tables), 5)
+        edges = [Edge(read, 3 * k + 1, t) for k, t in zip(readers, tables, strict=True)]
+        windows = list(network.windows)
+        for n, k in enumerate(readers, len(network.edges)):
+            windows[k] = Window(windows[k].variables, windows[k].edges | {n: windows[k].edges[3 * k]})
+        whole = replace(network, variables=variables, edges=(*network.edges, *edges), windows=tuple(windows))
+        places = [*(replace(p, beside=beside) for p in positions[:-1]), positions[-1], Position(-1)]
+        found = find_chains(whole, places)
+        check_network(replace(whole, chains=found))
+        return found
+
+    copies = tuple((3 * k + 1, 3 * k + 2) for k in range(5))
+    assert chains([link] * 5, last) == (Chain(tuple(range(0, 16, 3)), copies, (last,)),)
+    assert max(map(len, chains([link, link, other, link, link], last))) == 2
+    assert not chains([link] * 5, 0)  # beside another variable
+    assert chains([link] * 2, 6, read=6)[-1].reads == (6,)  # which is within no chain before
+
+
 @pytest.mark.parametrize(
     ("window", "what"),
     [

@@ -26,7 +26,13 @@ class Hubs(EncodingPass):
             builder.operators[producer][0]: tuple(self._tables(node, producer, half) for half in halves)
             for producer in builder.choices.of(node)
         }
-        connect_hub(builder, node, "operator", producers, Position(node + 0.25, cut=node in builder.cuts))
+        connect_hub(builder, node, "operator", producers, self._position(node))
+
+    def _position(self, node: int) -> Position:
+        builder, beside = self.builder, self.builder.beside.get(node)
+        known = builder.hubs.get(beside) if beside is not None else None
+        cut = node in builder.cuts or known is not None
+        return Position(node + 0.25, cut=cut, beside=None if known is None else known[0])
 
     def _tables(self, node: int, producer: int, kept: bool) -> object:
         """The key of the tables from an alternative to the layouts of the hub, kept for backward or not."""
