@@ -7,7 +7,7 @@ raised to their exact values
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without capacities: weights of its own, then
+each a small problem without capacities: weights of its own, a program that finds a solution (`copy_program.py`), then
 label lists within its own gap. Within an interval of the largest transient use, every switch of the copy has a
 capacity: the upper end. The chain is solved again with the raised table, which is a lower bound in every entry, until
 its solution meets exact entries only. Then prices change as in `memory_price.py`: that solution is a cut. Solutions are
@@ -25,6 +25,7 @@ from ...formulation.network.network import Network, Switch, evaluate
 from ..protocol import OutOfTimeError, Search, TooManyError
 from ..work import spent
 from .circuit import Circuit
+from .copy_program import good_solution
 from .factors import Factor
 from .kernels import Floats
 from .labels import LabelBounds, enumerate_labels
@@ -40,6 +41,7 @@ _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recom
 _LABELS = 1 << 16  # per table
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
+_OF_ENTRY = 0.5  # of an entry's gap: that of a program
 _STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
@@ -260,6 +262,8 @@ class _CopyCosts:
             point = best + step * (target - best)
         self.starts[c] = best
         if known.cost - known.bound > gap:
+            known = self._solved_whole(part, (cuts.weights(best), at), known, gap)
+        if known.cost - known.bound > gap:
             known = self._listed(part, (cuts.weights(best), at), known, gap, most_work)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
@@ -308,6 +312,18 @@ class _CopyCosts:
             capacities=() if self.interval is None else (self.interval.high,) * len(self.extra_prices[c]),
         )
         return arrange(network, factors, tuple(range(len(number))), kept)
+
+    def _solved_whole(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float) -> _Entry:
+        """An entry with a better solution, if a program finds one; `at` as in `_listed`."""
+        weights, prices = at
+        if known.cost < inf:
+            relaxed = weighted(part, weights)
+            slots = relaxed.forward(relaxed.tables(1, prices.tolist()), self.search.until)
+            paid = float(prices @ np.array(part.network.capacities, np.float64))
+            part = self._cheaper(part, relaxed, slots, known.cost + paid)
+        found = good_solution(part, _OF_ENTRY * gap / max(1.0, abs(known.bound)), self.search.left)
+        better = found is not None and found.cost < known.cost
+        return replace(known, cost=float(found.cost), options=found.options) if better and found else known
 
     def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float, most_work: float) -> _Entry:
         """An entry raised by label lists to within `gap` of its cost, or as far as they stay short.

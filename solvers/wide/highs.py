@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ Bools = npt.NDArray[np.bool_]
 
 _SMALL = 50_000  # matrix entries up to which a program is tried in this process first
 _MOMENT = 1.0  # seconds it may take here
+_EXACT = {"mip_rel_gap": 0.0, "presolve": False}  # presolve has cut off optima (1.12); programs are reduced already
 _GRACE = 2.0  # seconds HiGHS may overrun its time limit before it is killed
 
 
@@ -75,6 +77,11 @@ def run(program: LinearProgram, seconds: float = math.inf) -> HighsOutcome:
     return _mixed(program, seconds) if program.whole else _linear(program, seconds)
 
 
+def good_point(program: LinearProgram, gap: float, nodes: int, seconds: float = math.inf) -> Floats | None:
+    """A point of a mixed-integer program about that `gap` from the best, or the best after so many nodes, if any."""
+    return _mixed(program, seconds, {"mip_rel_gap": gap, "node_limit": nodes, "presolve": True}).point
+
+
 def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> HighsOutcome:
     from scipy.optimize import linprog
 
@@ -93,7 +100,7 @@ def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> Hi
     return HighsOutcome(End.SOLVED, found.x, found.fun, found.fun, np.asarray(found.eqlin.marginals), prices)
 
 
-def _mixed(program: LinearProgram, seconds: float) -> HighsOutcome:
+def _mixed(program: LinearProgram, seconds: float, options: Mapping[str, float] | None = None) -> HighsOutcome:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array, vstack
 
@@ -101,13 +108,13 @@ def _mixed(program: LinearProgram, seconds: float) -> HighsOutcome:
     whole = np.arange(columns) < program.whole
     rows = vstack([program.equal, program.below]) if len(program.limits) else program.equal
     least = np.concatenate([program.right, np.full(len(program.limits), -np.inf)])
+    given: Any = {"time_limit": min(seconds, 1e6), **(_EXACT if options is None else options)}
     found = milp(
         program.cost,
         integrality=whole.astype(np.uint8),
         bounds=Bounds(np.zeros(columns), np.ones(columns) if program.upper is None else program.upper),
         constraints=LinearConstraint(csc_array(rows), least, np.concatenate([program.right, program.limits])),
-        # Its presolve has cut off optima of such programs (1.12); they are reduced already.
-        options={"time_limit": min(seconds, 1e6), "mip_rel_gap": 0.0, "presolve": False},
+        options=given,
     )
     if found.status == 2:
         return HighsOutcome(End.INFEASIBLE)

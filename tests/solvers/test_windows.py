@@ -31,8 +31,9 @@ from partita.formulation.network.network import (
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
-from partita.solvers.elimination import segment_lists, transient_memory, window_relaxation
+from partita.solvers.elimination import copy_costs, segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.copy_costs import raise_copies
+from partita.solvers.elimination.copy_program import good_solution
 from partita.solvers.elimination.order import TooWideError, compile_network
 from partita.solvers.elimination.segment_lists import with_columns
 from partita.solvers.elimination.transient_branching import _Branching
@@ -44,7 +45,7 @@ from partita.solvers.elimination.transient_relaxation import (
     unrelaxed,
 )
 from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted
-from partita.solvers.protocol import Limits, Search, Status, solver
+from partita.solvers.protocol import Limits, Search, Status, TooManyError, solver
 
 from ..levels import example_count
 from .test_switches import switched
@@ -343,6 +344,40 @@ def test_copies_of_windows_are_bounded_exactly(layers: int, ns: int) -> None:
     answer = solver("auto").solve(balanced_badly(layers, ns))
     assert (answer.objective, answer.bound) == (ns * layers, ns * layers)
     assert answer.words == "proved by prices"
+
+
+def test_copies_that_balance_their_streams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights bound them exactly, but at these weights all variables of a copy choose alike; without lists."""
+
+    def no_lists(*_: object) -> None:
+        raise TooManyError("labels")
+
+    for module in (copy_costs, segment_lists):
+        monkeypatch.setattr(module, "enumerate_labels", no_lists)
+    layers, inside = 12, 6
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    none = np.zeros((2, 0), np.int64)
+    count = layers * inside
+    variables = tuple(Variable(f"v{i}", t(0, 0), none) for i in range(layers + 1 + count))
+    copies = tuple(tuple(range(layers + 1 + inside * i, layers + 1 + inside * (i + 1))) for i in range(layers))
+    link, streams = t([0, 50], [50, 0]), t([10, 0], [0, 10])
+    edges = [Edge(*ends, link) for i, copy in enumerate(copies) for ends in ((i, copy[0]), (copy[-1], i + 1))]
+    windows = tuple(Window(dict.fromkeys(copy, streams), {}) for copy in copies)
+    network = Network(variables, tuple(edges), chains=(Chain(tuple(range(layers + 1)), copies),), windows=windows)
+    check_network(network)
+    answer = solver("elimination").solve(network)
+    assert (answer.objective, answer.bound) == (30 * layers, 30 * layers)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_good_solutions_cost_what_they_are_said_to(make_network, truth, seed: int) -> None:
+    network = replace(found(make_network, seed, 1), chains=())
+    best, good = truth(network), good_solution(compile_network(network), 0.0)
+    assert (good is None) == (best is None)
+    if good is not None:
+        verdict = evaluate(network, good.options)
+        assert verdict.feasible and verdict.cost == good.cost + network.constant >= best
 
 
 @pytest.mark.parametrize("most", [0, 1 << 27])
