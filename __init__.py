@@ -37,7 +37,14 @@ if TYPE_CHECKING:
         swap,
     )
     from .formulation.spacetime.stages import evenly, in_order, layers, passes, stages
-    from .formulation.spacetime.transformation import micro_batches, replicate, split, split_value, transformation
+    from .formulation.spacetime.transformation import (
+        micro_batches,
+        replicate,
+        special,
+        split,
+        split_value,
+        transformation,
+    )
     from .model.capture.capture import capture
     from .model.errors import NoPlanError, PartitaError
     from .model.machine.machine import Machine
@@ -59,7 +66,7 @@ _NAMES = {
     ".formulation.spacetime.graph": "Graph",
     ".formulation.spacetime.primitives": "op_assign op_join op_order op_trans place recompute split_backward swap",
     ".formulation.spacetime.stages": "evenly in_order layers passes stages",
-    ".formulation.spacetime.transformation": "micro_batches replicate split split_value transformation",
+    ".formulation.spacetime.transformation": "micro_batches replicate special split split_value transformation",
     ".model.capture.capture": "capture",
     ".model.errors": "NoPlanError PartitaError",
     ".model.machine.machine": "Machine",
@@ -108,6 +115,7 @@ __all__ = [
     "schedule",
     "solvers",
     "space_time",
+    "special",
     "split",
     "split_backward",
     "split_value",

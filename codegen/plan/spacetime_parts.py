@@ -14,13 +14,12 @@ from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.primitives import op_assign, op_trans
 from ...formulation.spacetime.transformation import Chosen, replicate
 from ...formulation.strategies.row import Row
-from ...formulation.strategies.strategy import row_names, rows, rows_taken
+from ...formulation.strategies.strategy import rows_taken
 from ...model.errors import PartitaError
 from ...model.graph.interlaced import interlaced
 from ...model.graph.pcg import TRANSFERS
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import stage
-from ...model.options import times
 from .choice import Choice
 from .plan import Plan
 
@@ -70,21 +69,11 @@ class Part:
                 )
 
     def rows(self, index: int) -> list[Row]:
-        """The row of an operator on every axis of more than one rank. PartitaError: one of a special strategy."""
+        """The row of an operator on every axis of more than one rank."""
         pcg, at, choice = self.plan.graph, self.own[index], self.choice(index)
         taken = rows_taken(pcg, at, choice.inputs, choice.output)
         found = [row for axis, _, _ in self.axes if (row := taken[axis]) is not None]
         assert len(found) == len(self.axes), pcg.nodes[at].name
-        special = next((row.special for row in found if row.special), None)
-        if special is not None:
-            name, known = pcg.nodes[at].name, zip(row_names(pcg, at), rows(pcg, at), strict=True)
-            others = ", ".join(name for name, row in known if not row.special)
-            sizes = self.plan.placement.sizes
-            fixed = f"{name}={','.join(['ROW'] * len(sizes))}"
-            raise PartitaError(
-                f"{pcg.nodes[at].op} {name!r} has the strategy {special}, which communicates within the operator, as "
-                f"no transformation does: plan again with --mesh {times(sizes)} --fix {fixed}, of the rows {others}"
-            )
         return found
 
     def assign(self, op: Op, index: int, everywhere: bool) -> Iterator[Op]:

@@ -302,9 +302,8 @@ class _Reading:
         if cut is None:
             return ANY
         known = zip(row_names(self.pcg, parts.node), rows(self.pcg, parts.node), strict=True)
-        names = [
-            n for n, row in known if (row.inputs, row.output) == (cut.row.inputs, cut.row.output) and not row.special
-        ]
+        wanted = cut.row.inputs, cut.row.output, cut.row.special
+        names = [name for name, row in known if (row.inputs, row.output, row.special) == wanted]
         if not names:
             has = ", ".join(row_names(self.pcg, parts.node))
             raise refusal(

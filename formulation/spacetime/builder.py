@@ -49,6 +49,7 @@ class EventBuilder:
         self.ready: dict[int, Place] = {}  # by number of the register
         self.shapes: dict[Register, tuple[int, ...]] = {}
         self._dims: dict[int, list[range]] = {}
+        self._runs: dict[int, dict[int, Instruction]] = {}  # by place
         self._moved: set[int] = set()  # numbers of the registers that collectives made, each for one reader
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
@@ -68,11 +69,14 @@ class EventBuilder:
         """The first place, from `floor` on, at which all registers are ready."""
         return max([floor, *(_soon(self.ready[r.number]) for r in registers)])
 
-    def run(self, at: int, op: Op, reads: tuple[Register, ...], writes: tuple[Register | None, ...]) -> None:
-        """Run a task at its place."""
+    def run(self, at: int, run: Run) -> None:
+        """Run a task at its place, with those that it meets there."""
+        op = run.op
         assert op.device is not None
-        assert all(self.ready[r.number] < (at, WITH) and r.device == op.device for r in reads), op
-        self.events.append(((at, WITH), {op.device: Run(op, reads, writes)}))
+        assert all(self.ready[r.number] < (at, WITH) and r.device == op.device for r in run.reads), op
+        if at not in self._runs:
+            self.events.append(((at, WITH), self._runs.setdefault(at, {})))
+        self._runs[at][op.device] = run
 
     # On one device
 

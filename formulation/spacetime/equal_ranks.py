@@ -26,7 +26,7 @@ from .materialized import (
     Run,
     Send,
     Slice,
-    Transfer,
+    communicates,
     reads,
 )
 from .op import Op, Phase
@@ -50,7 +50,7 @@ def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> lis
 def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
     """By rank, the first of those that are equal to it, itself if there are none before; `keys` differ elsewhere."""
     transfers = [
-        [(place, steps[place]) for place, found in enumerate(own) if isinstance(found, Transfer)]
+        [(place, steps[place]) for place, found in enumerate(own) if communicates(found)]
         for own, steps in zip(program.devices, program.steps, strict=True)
     ]
     shared = {step for own in transfers for _, step in own}

@@ -176,6 +176,9 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
 
     Raises Irregular if they are not alike, or cannot run in the order of the schedule.
     """
+    met = next(iter(completed.tasks.meetings.values()), None)
+    if met is not None:
+        raise Irregular(str(met))
     members, loop = _Members(program), template.loop
     pace = _Pace(completed, program, template).run()
     position = _positions(pace)

@@ -21,7 +21,7 @@ from ...model.machine.precision import precision
 from .builder import BEFORE, START, EventBuilder
 from .dtypes import item_bytes
 from .mask import PTensor, VTensor
-from .materialized import Materialized, Register
+from .materialized import Materialized, Register, Run
 from .op import Op, Phase
 from .order import Completed, ordered
 from .supplies import Demand, Written, components, demand_of, device, nested, supplies
@@ -47,7 +47,7 @@ def materialize(
     order, ends = synchronized(completed)
     graph = completed.tasks.graph
     builder = EventBuilder(graph, _together(order, ends))
-    written = Written(order, completed.tasks.writes, builder)
+    written = Written(order, completed.tasks, builder)
     item = partial(item_bytes, graph.pcg, of=precision(dtype))
     transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
@@ -71,9 +71,9 @@ def materialize(
         else:
             made = builder.slice(registers[demand.within], mask.box, place)
         registers[demand] = made
-    for at, op in enumerate(order):
+    for op in order:
         reads = tuple(registers[wanted.of[op, read]] for read in wanted.reads[op])
-        builder.run(at, op, reads, written.outputs(op))
+        builder.run(written.at[op], Run(op, reads, written.outputs(op), completed.tasks.meetings.get(op)))
     return builder.program(completed.tasks, order)
 
 
@@ -81,7 +81,7 @@ def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
     """The tasks ordered so that devices advance at the same pace, and their ends; each device keeps its own order.
 
     Tasks are sorted by end time with unit compute times, so that joint transfers (fetching a parameter) come at about
-    the same time on all devices; at equal times by device.
+    the same time on all devices; at equal times by device. Those that meet end at once and come one after the other.
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
@@ -97,16 +97,29 @@ def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
     ends: dict[Op, int] = {}
     free: dict[int, int] = defaultdict(int)
     ended: dict[int, int] = defaultdict(int)  # by order: when the last of its first operators ends
-    for op in completed.order:
-        start = max(
-            free[device(op)],
-            max((ends[first] for first in before.get(op, ())), default=0),
-            max((ended[number] for number in waits.get(op, ())), default=0),
-        )
-        ends[op] = free[device(op)] = ended_after(start, op)
-        for number in starts.get(op, ()):
-            ended[number] = max(ended[number], ends[op])
-    return sorted(completed.order, key=lambda op: (ends[op], op.device, place[op])), ends
+    meetings = completed.tasks.meetings
+    for lead in completed.order:
+        members = meetings[lead].ops if lead in meetings else (lead,)
+        if lead is not members[0]:
+            continue
+        start = 0
+        for op in members:
+            start = max(
+                start,
+                free[device(op)],
+                max((ends[earlier] for earlier in before.get(op, ())), default=0),
+                max((ended[number] for number in waits.get(op, ())), default=0),
+            )
+        for op in members:
+            ends[op] = free[device(op)] = ended_after(start, op)
+            for number in starts.get(op, ()):
+                ended[number] = max(ended[number], ends[op])
+
+    def key(op: Op) -> tuple[int, int, int, int]:
+        lead = meetings[op].ops[0] if op in meetings else op
+        return ends[op], device(lead), place[lead], place[op]
+
+    return sorted(completed.order, key=key), ends
 
 
 def _together(order: Sequence[Op], ends: Mapping[Op, int]) -> list[int]:

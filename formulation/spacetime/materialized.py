@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .mask import Mask, PTensor
+from .meetings import Meeting
 from .op import Op
 from .tasks import Tasks, Via
 
@@ -32,12 +33,13 @@ class Register:
 class Run:
     """A task. `reads`: a register for every vTensor of `op.reads`, then the parameters that backward fetches again
     (`tasks.reads_of`), identified by pTensor and mask. `writes`: a register for every vTensor of `op.writes`, None if
-    unread.
+    unread. `meeting`: those with which it exchanges data while it runs; they are one event, like a collective.
     """
 
     op: Op
     reads: tuple[Register, ...]
     writes: tuple[Register | None, ...]
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,11 @@ Transfer: TypeAlias = Collective | Send | Receive
 """Instructions that involve other devices."""
 
 Instruction: TypeAlias = Run | Zeros | Slice | Join | Add | Accumulate | Transfer
+
+
+def communicates(instruction: Instruction) -> bool:
+    """True if other devices take part in an instruction."""
+    return isinstance(instruction, Transfer) or (isinstance(instruction, Run) and instruction.meeting is not None)
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:

@@ -1,4 +1,7 @@
-"""The transfers of a program and their times: groups that move one tensor alike at the same time share the links."""
+"""What devices send each other, and how long it takes: transfers, and exchanges of operators that meet.
+
+What goes on in one tensor in the same way at the same time shares the links and is priced together.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,34 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.graph.layout import COLLECTIVES
+from ..special import Message as Exchanged
 from .looped import Looped, Numbers
-from .mask import PTensor
-from .materialized import Collective, Materialized, Send
+from .mask import VALUE, PTensor
+from .materialized import Collective, Materialized, Run, Send
+from .meetings import Meeting
 from .messages import Message
+from .op import Op
 from .price import Prices
+from .supplies import device as device_of
 from .weight_traffic import WeightTraffic
 
 SEND = "send"
 
 
 class Move(NamedTuple):
-    """A transfer: its ordered ranks, the bytes per member, and with what it travels."""
+    """A transfer: its ordered ranks, the bytes per member, and with what it travels.
+
+    Also what operators exchange that meet (`meeting`): `messages`, each with the number and the parts of its cut.
+    """
 
     kind: str
     tensor: PTensor
     size_bytes: int
     message: Message
     group: tuple[int, ...]
+    messages: tuple[tuple[int, int, Exchanged], ...] = ()
+    meeting: Meeting | None = None
 
 
 class Moves:
@@ -36,7 +49,7 @@ class Moves:
     def __init__(self, looped: Looped, prices: Prices, weights: WeightTraffic) -> None:
         self.looped, self.prices, self.weights = looped, prices, weights
         self.moves = dict(_moves(looped.program, prices, weights))
-        self.known: dict[tuple[str, int, Message, float, tuple[tuple[int, ...], ...]], int] = {}
+        self.known: dict[object, int] = {}
 
     @cached_property
     def transfers(self) -> NDArray[np.bool_]:
@@ -59,17 +72,20 @@ class Moves:
     def _times(self, steps: Sequence[int]) -> Iterator[int]:
         """The times of consecutive transfers."""
         moves = map(self.moves.__getitem__, steps)
-        for _, similar in groupby(moves, key=lambda move: (move[:4], len(move.group))):
+        for _, similar in groupby(moves, key=lambda move: (move[:4], len(move.group), move.messages)):
             for run in _disjoint(similar):
-                ns = self._ns(run[0], tuple(move.group for move in run))
+                ns = self._ns(run)
                 yield from (ns for _ in run)
 
-    def _ns(self, move: Move, groups: tuple[tuple[int, ...], ...]) -> int:
+    def _ns(self, run: Sequence[Move]) -> int:
+        move, groups = run[0], tuple(move.group for move in run)
         kind, size, message, prices = move.kind, move.size_bytes, move.message, self.prices
         share = self.weights.share(move.tensor) if message is Message.LAYER else 1.0
-        key = kind, size, message, share, groups
+        key = kind, size, message, share, groups, move.messages
         if key not in self.known:
-            if kind == SEND:
+            if move.meeting is not None:
+                ns = prices.exchange_ns([each.meeting for each in run if each.meeting is not None])
+            elif kind == SEND:
                 ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
                 ns = self.weights.bucketed_ns(
@@ -83,7 +99,7 @@ class Moves:
 
 def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, Move]]:
     for device, own in enumerate(program.devices):
-        for x in own:
+        for x, step in zip(own, program.steps[device], strict=True):
             if isinstance(x, Send):
                 yield (
                     x.key,
@@ -93,6 +109,19 @@ def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Ite
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
                 size, message = prices.register_bytes(whole), weights.messages.of(x, device)
                 yield x.key, Move(x.kind, whole.tensor, size, message, x.group)
+            elif isinstance(x, Run) and x.meeting is not None and x.op is x.meeting.ops[0]:
+                yield step, _exchange(x.op, x.meeting, prices)
+
+
+def _exchange(op: Op, meeting: Meeting, prices: Prices) -> Move:
+    """What operators that meet exchange."""
+    sent = prices.exchanged(op)
+    messages = tuple((cut, meeting.cuts[cut].parts, message) for cut, message in sent)
+    size = sum(message.size_bytes * message.times for _, message in sent if message.action in COLLECTIVES)
+    devices = tuple(device_of(member) for member in meeting.ops)
+    return Move(
+        op.phase.value, PTensor(VALUE, op.node), size, Message.ALONE, devices, messages=messages, meeting=meeting
+    )
 
 
 def _disjoint(moves: Iterable[Move]) -> Iterator[list[Move]]:

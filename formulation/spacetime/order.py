@@ -6,7 +6,7 @@ constraints, SIAM J. Computing 33, 2004): running a task never blocks another, s
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -53,29 +53,43 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Precedences:
-    """Events and their waits: first one event per task, then one per order, between its first and second operators."""
+    """Events and their waits: first one event per task, then one per order, between its first and second operators.
+
+    Tasks that meet are one event, that of the first: `of` has it by task, `together` by it the places of all of them.
+    """
 
     tasks: Tasks
     priority: tuple[int, ...]
     waits: tuple[Wait, ...]
+    of: Mapping[Op, int]
+    together: Mapping[int, tuple[int, ...]]
+
+    def at(self, event: int, ops: Iterable[Op], device: int | None = None) -> Op:
+        """That of some tasks which an event is; of several that meet, the one on a device."""
+        if event not in self.together:
+            return self.tasks.ops[event]
+        met = [op for op in ops if self.of.get(op) == event]
+        return next((op for op in met if op.device == device), met[0])
 
 
 def precedences(tasks: Tasks) -> Precedences:
     """The waits of a plan. A need prefers the producer on its own device, then the lowest rank."""
     rank = priorities(tasks)
     number = {op: at for at, op in enumerate(tasks.ops)}
+    together = {number[met.ops[0]]: tuple(number[op] for op in met.ops) for met in tasks.meetings.values()}
+    number |= {op: number[met.ops[0]] for op, met in tasks.meetings.items()}
     waits: list[Wait] = []
     sorts: dict[tuple[tuple[Op, ...], int | None], tuple[int, ...]] = {}  # many tasks of a device read the same
     for need in tasks.needs:
         key = need.producers, need.task.device
         if key not in sorts:
             found = sorted((op.device != key[1], op.device, rank[number[op]], number[op]) for op in need.producers)
-            sorts[key] = tuple(at for *_, at in found)
+            sorts[key] = tuple(dict.fromkeys(at for *_, at in found))
         waits.append(Wait(number[need.task], sorts[key], need))
     for event, (order, first, second) in enumerate(ordered(tasks), len(tasks.ops)):
         waits += [Wait(event, (number[op],), order, 0) for op in first]
         waits += [Wait(number[op], (event,), order) for op in second]
-    return Precedences(tasks, (*rank, *(-1 for _ in tasks.orders)), tuple(waits))
+    return Precedences(tasks, (*rank, *(-1 for _ in tasks.orders)), tuple(waits), number, together)
 
 
 def ordered(tasks: Tasks) -> Iterator[tuple[Order, tuple[Op, ...], tuple[Op, ...]]]:
@@ -120,7 +134,11 @@ def complete(given: Precedences) -> Completed | frozenset[int]:
     return Completed(
         given.tasks,
         tuple(ops[event] for event in events if event < len(ops)),
-        {w.source: ops[p] for w, p in zip(given.waits, taken, strict=True) if isinstance(w.source, Need)},
+        {
+            w.source: given.at(p, w.source.producers, w.source.task.device)
+            for w, p in zip(given.waits, taken, strict=True)
+            if isinstance(w.source, Need)
+        },
     )
 
 
@@ -129,6 +147,7 @@ def _run(given: Precedences) -> list[int]:
     count = len(given.priority)
     waiting: list[list[int]] = [[] for _ in range(count)]  # by event: the waits it may end
     able, preferred = [0] * count, [0] * count  # open waits: for any producer, for the preferred one
+    follow = {event for first, events in given.together.items() for event in events if event != first}
     for number, wait in enumerate(given.waits):
         able[wait.task] += 1
         preferred[wait.task] += 1
@@ -136,7 +155,7 @@ def _run(given: Precedences) -> list[int]:
             waiting[producer].append(number)
     ready: list[tuple[bool, int, int]] = []
     for event in range(count):
-        if not able[event]:
+        if not able[event] and event not in follow:
             heappush(ready, (False, given.priority[event], event))
     ended, happened, found = [False] * len(given.waits), [False] * count, list[int]()
     task_of, wished = [wait.task for wait in given.waits], [wait.producers[0] for wait in given.waits]
@@ -145,7 +164,7 @@ def _run(given: Precedences) -> list[int]:
         if happened[event]:
             continue
         happened[event] = True
-        found.append(event)
+        found += given.together.get(event, (event,))
         for number in waiting[event]:
             task, first = task_of[number], not ended[number]
             if wished[number] == event:
@@ -174,6 +193,9 @@ def _delayed(given: Precedences, events: Sequence[int], taken: Sequence[int]) ->
     for event in reversed(events):
         late = event >= len(ops) or ops[event].phase in _LATE
         anchor[event] = min((anchor[e] for e in after[event]), default=len(events)) if late else place[event]
+    for first, met in given.together.items():
+        if anchor[first] != place[first]:
+            anchor |= dict.fromkeys(met, anchor[first])
     return sorted(events, key=lambda event: (anchor[event], anchor[event] == place[event], place[event]))
 
 

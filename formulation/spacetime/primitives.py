@@ -31,7 +31,7 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
     if not isinstance(op, Op):
         raise PartitaError(f"op_trans transforms one operator, not {_shown(op)}")
     if not hasattr(transformation, "row"):
-        hint = did_you_mean(transformation, ("split", "replicate", "split_value", "transformation"))
+        hint = did_you_mean(transformation, ("split", "replicate", "split_value", "special", "transformation"))
         raise PartitaError(
             f"{op.name} is transformed by split(), replicate(), ..., not by {_shown(transformation)}{hint}"
         )
@@ -110,7 +110,7 @@ def _parts(op: Op, transformation: Transformation) -> list[Op]:
         for operand, letter in ((None, row.output), *enumerate(row.inputs))
         if is_split(letter)
     }
-    if len(sizes) > 1 and any(size % parts for size in sizes):
+    if len(sizes) > 1 and not row.special and any(size % parts for size in sizes):  # special strategies exchange rows
         counts = " and ".join(map(str, sorted(sizes)))
         raise PartitaError(
             f"{transformation.label}: {op.name} has {counts} entries there, which {parts} parts do not divide alike: "

@@ -18,7 +18,7 @@ from .builder import START, WITH, EventBuilder, Part
 from .mask import GRADIENT, Box, VTensor, hull, meet, within
 from .materialized import Register
 from .op import Op, Phase
-from .tasks import Need, stored_boxes
+from .tasks import Need, Tasks, stored_boxes
 
 Item = TypeVar("Item")
 
@@ -65,9 +65,10 @@ class Supply:
 class Written:
     """The vTensors that tasks write, by whom and when, and the registers of those that are read."""
 
-    def __init__(self, order: Sequence[Op], writes: Mapping[Op, tuple[VTensor, ...]], builder: EventBuilder) -> None:
-        self.builder, self.writes = builder, writes
+    def __init__(self, order: Sequence[Op], tasks: Tasks, builder: EventBuilder) -> None:
+        self.builder, self.writes = builder, tasks.writes
         self.at = {op: place for place, op in enumerate(order)}
+        self.at |= {op: self.at[met.ops[0]] for op, met in tasks.meetings.items()}  # they are one event
         self.by_op = {(op, w.tensor, w.via): w for op in order for w in self.writes[op]}
         self._writers: dict[VTensor, dict[int, Op]] = defaultdict(dict)
         for op in order:

@@ -17,6 +17,7 @@ from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .graph import Graph, Order
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, hull, meet, takes, within
+from .meetings import Meeting, meetings
 from .op import Op, Phase, differentiable
 from .site import Site, told
 
@@ -50,7 +51,8 @@ class Need:
 class Tasks:
     """All tasks of a plan with needs and orders. `problems`: why it cannot run; needs are then incomplete.
 
-    `reads` and `writes`: the vTensors of every task (`reads_of`, `Op.writes`); equal ones are one object.
+    `reads` and `writes`: the vTensors of every task (`reads_of`, `Op.writes`); equal ones are one object. `meetings`:
+    by task that exchanges data while it runs, those with which it does.
     """
 
     graph: Graph
@@ -59,6 +61,7 @@ class Tasks:
     writes: Mapping[Op, tuple[VTensor, ...]]
     needs: tuple[Need, ...]
     orders: tuple[Order, ...]
+    meetings: Mapping[Op, Meeting]
     problems: tuple[str, ...]
 
     @property
@@ -91,6 +94,8 @@ def tasks(graph: Graph) -> Tasks:
     problems += _updated_elsewhere(updates, stores)
     keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
     ops = (*stores, *computing, *updates, *keeps)
+    meeting, unmet = meetings(computing) if not problems else ({}, [])
+    problems += unmet
     needs: list[Need] = []
     known: dict[VTensor, VTensor] = {}  # they are compared often
     reads = {op: tuple(known.setdefault(read, read) for read in own) for op, own in reads_of(ops).items()}
@@ -98,7 +103,9 @@ def tasks(graph: Graph) -> Tasks:
     if not problems:
         needs, problems = _needs(_Writers(graph.pcg, writes, reached), reads)
     orders = tuple(map(_current, graph.orders))
-    return Tasks(graph, ops, reads, writes, needs=tuple(needs), orders=orders, problems=tuple(problems))
+    return Tasks(
+        graph, ops, reads, writes, needs=tuple(needs), orders=orders, meetings=meeting, problems=tuple(problems)
+    )
 
 
 def _current(order: Order) -> Order:

@@ -168,7 +168,8 @@ class Timeline:
             size = self.living[device].moved.get(place, 0)
             return Streamed(HOST, self.prices.host_ns(size), size)
         ns = self.prices.task_ns(instruction.op) + self.weights.of_task_ns(instruction, device)
-        return Streamed(COMPUTE, ns, 0)
+        exchanged = self.moves.size_bytes(self.program.steps[device][place]) if instruction.meeting else 0
+        return Streamed(COMPUTE, ns, exchanged)
 
     def _local_ns(self, instruction: Instruction) -> int:
         size = self.prices.register_bytes
@@ -209,8 +210,8 @@ class Timeline:
         count, steps = self.looped.count, self.looped.steps
         numbers = self.number[steps]
         at = np.sort(np.unique(numbers * count + self.looped.micros, return_index=True)[1])
-        local = np.array([members[0].on.ns for members in self.entries], dtype=np.int64)
-        ns = np.where(self.moves.transfers[steps[at]], self.moves.ns[at], local[numbers[at]])
+        local = np.array([max(entry.on.ns for entry in members) for members in self.entries], dtype=np.int64)
+        ns = self.moves.ns[at] + local[numbers[at]]  # what meets computes, too; a transfer itself takes 0
         return _Events(numbers[at], self.looped.micros[at], ns, self.prices.machine.busy_ns(ns))
 
     def _arrays(self) -> _Entries:

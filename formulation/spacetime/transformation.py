@@ -163,6 +163,30 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialStrategy:
+    """A special strategy of an operator: its parts exchange data while they run."""
+
+    strategy: str
+    parts: int
+    dim: Dim | None
+    label: str
+
+    def row(self, graph: Graph, node: int) -> Row:
+        known = rows(graph.pcg, node) if graph.pcg.nodes[node].op not in SOURCES else []
+        found = [row for row in known if row.special == self.strategy]
+        if not found:
+            special = sorted({row.special for row in known if row.special})
+            has = f"it has {', '.join(special)}{did_you_mean(self.strategy, special)}" if special else "it has none"
+            raise PartitaError(f"{_where(graph, node)} has no special strategy {self.strategy!r}: {has}")
+        if self.dim is None:
+            return found[0]
+        along = [row for row in found if row in candidates(graph, node, self.dim, special=True)]
+        if not along:
+            raise PartitaError(f"{_where(graph, node)}: {self.strategy} does not split {_text(self.dim)}")
+        return along[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """One of an operator's own rows, as a planner chose it; of a parameter, the letter by which it is cut."""
 
@@ -210,6 +234,14 @@ def split_value(operand: str, parts: int, label: str = "") -> SplitValue:
     return SplitValue(operand, _count(parts), label or f"addends of {operand}")
 
 
+def special(strategy: str, parts: int, dim: Dim | None = None, label: str = "") -> SpecialStrategy:
+    """A special strategy of an operator, such as `halo`, `ring` or `vocabulary`: its parts exchange data as they run.
+
+    `dim`: what it splits, if it can split several. All parts run at once, so each needs a device of its own.
+    """
+    return SpecialStrategy(strategy, _count(parts), dim, label or strategy)
+
+
 def transformation(inputs: Sequence[int | str], output: int | str, parts: int, label: str = "own") -> Own:
     """A user-defined transformation: for every operand and the output the split dim, "whole" or "addends".
 
@@ -252,10 +284,11 @@ def _preference(row: Row) -> tuple[int, int]:
     return -sum(map(is_split, (*row.inputs, row.output))), row.output if is_split(row.output) else sys.maxsize
 
 
-def candidates(graph: Graph, node: int, dim: Dim) -> list[Row]:
-    """The rows of a node that split a dimension."""
+def candidates(graph: Graph, node: int, dim: Dim, special: bool = False) -> list[Row]:
+    """The rows of a node that split a dimension; `special`: those of special strategies instead."""
     pcg = graph.pcg
-    found = [row for row in rows(pcg, node) if not row.special and any(map(is_split, (*row.inputs, row.output)))]
+    known = (row for row in rows(pcg, node) if bool(row.special) is special)
+    found = [row for row in known if any(map(is_split, (*row.inputs, row.output)))]
     if isinstance(dim, int):
         places = graph.atoms[node].of_dim(dim) if 0 <= dim < len(graph.atoms[node].dims) else range(0)
         return [row for row in found if is_split(row.output) and atom_of(row.output) in places][:1]

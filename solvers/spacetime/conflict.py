@@ -233,18 +233,20 @@ def in_turn(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 
 
 def described(given: Precedences, conflict: Conflict) -> tuple[str, ...]:
-    """One message per order and need of a conflict."""
-    return tuple(_described(given, conflict, source) for source in conflict.constraints)
+    """One message per order and need of a conflict, and per meeting through which it goes."""
+    ops = given.tasks.ops
+    told_of = [_described(given, conflict, source) for source in conflict.constraints]
+    passed = {p for wait in conflict.waits for p in wait.producers} & {wait.task for wait in conflict.waits}
+    return *told_of, *(str(given.tasks.meetings[ops[event]]) for event in sorted(passed & given.together.keys()))
 
 
 def _described(given: Precedences, conflict: Conflict, source: Constraint) -> str:
-    ops = given.tasks.ops
     if isinstance(source, Need):
         makers = [op.name for op in source.producers]
         more = f" or {len(makers) - 2} more" if len(makers) > 2 else ""
         return f"{source}, from {' or '.join(dict.fromkeys(makers[:2]))}{more}"
     of = [wait for wait in conflict.waits if wait.source == source]
-    first = next(ops[wait.producers[0]].name for wait in of if not wait.count)
-    second = [ops[wait.task].name for wait in of if wait.count]
+    first = next(given.at(wait.producers[0], source.first).name for wait in of if not wait.count)
+    second = [given.at(wait.task, source.second).name for wait in of if wait.count]
     more = f" and {len(second) - 1} more" if len(second) > 1 else ""
     return told(source.where, f"{first} before {second[0]}{more}")

@@ -32,7 +32,7 @@ from partita.model.machine.machine import Machine
 
 from ..formulation.audit import check
 from .conftest import drawn, machine_of
-from .pipelines import at_random, captured, plain
+from .pipelines import at_random, captured
 
 MODELS = ("mlp", "mlp", "candle-uno", "bert-large", "gpt2", "llama-7b")
 SCHEDULES = ("1f1b", "gpipe", "eager-1f1b", "interleaved", "zero-bubble")
@@ -46,13 +46,13 @@ def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
     if rng.random() < 0.5:
         sizes = rng.choice(((2,), (4,), (2, 2)))
         small = with_batch(graph, graph.batch // micros)
-        choices = drawn(small, sizes, rng, plain(small, sizes, rng))
+        choices = drawn(small, sizes, rng, {})
         place = Placement(sizes, tuple((size,) for size in sizes))
         return _kept_on_devices(Plan(small, machine_of(sizes), place, micros, choices, "float64"))
     schedule = rng.choice(SCHEDULES)
     more: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
     plan = at_random(
-        graph, 2, (2,), max(micros, 2), rng, schedule=schedule, special=False,
+        graph, 2, (2,), max(micros, 2), rng, schedule=schedule,
         recompute=schedule != "zero-bubble" and rng.random() < 0.3, **more,
     )  # fmt: skip
     return _kept_on_devices(plan)
@@ -76,9 +76,7 @@ def another_strategy(graph: Graph, rng: random.Random) -> None:
     alike = [other for other in graph.parts(op.node) if other.cuts[:1] == op.cuts[:1]]
     devices = sorted({other.device for other in alike if other.device is not None})
     whole = op_join(alike)
-    ways: list[Transformation] = [
-        Chosen(row, len(devices), "other") for row in rows(graph.pcg, op.node) if not row.special
-    ]
+    ways: list[Transformation] = [Chosen(row, len(devices), "other") for row in rows(graph.pcg, op.node)]
     try:
         parts = op_trans(whole, rng.choice(ways))
     except PartitaError:  # sizes that do not divide

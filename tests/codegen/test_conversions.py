@@ -187,6 +187,18 @@ def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Paralleli
     assert parallelism.zero is None or price.hidden_ns > 0
 
 
+def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:
+    machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 4))
+    module, inputs = build("llama-7b", small=True)
+    plan = partita.optimize(
+        module, inputs, machine, batch=8, mesh=(2,), stages=1, micro_batches=2, recompute="none", workers=1,
+        dropout="counters", fix={"cross_entropy": "vocabulary"},
+    )  # fmt: skip
+    made = partita.space_time(plan.space_time_graph(), plan.machine)
+    assert any(op.of.op == "cross_entropy" for op in made.program.tasks.meetings)
+    assert made.prediction.step_ns == stage_price(plan).objective_ns
+
+
 # What is refused
 
 
@@ -207,14 +219,6 @@ def test_unequal_parts_are_converted(tmp_path: Path) -> None:
     graph = by_samples((3,)).space_time_graph()
     assert sorted(op.mask(None).sizes[0] for op in graph.find("up") if op.is_forward) == [2, 3, 3]
     trained(checked(graph, 3), tmp_path)
-
-
-def test_special_strategies_are_refused_with_the_rows_that_there_are_instead() -> None:
-    plan = planned("gpt2", (2,), mesh=(2,), stages=1, micro_batches=1, fix={"cross_entropy": "vocabulary"})
-    assert refusal(plan) == (
-        "cross_entropy 'cross_entropy' has the strategy vocabulary, which communicates within the operator, as no "
-        "transformation does: plan again with --mesh 2 --fix cross_entropy=ROW, of the rows R, B, n:0, n:1"
-    )
 
 
 def test_pipelines_that_are_refused() -> None:

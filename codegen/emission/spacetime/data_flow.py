@@ -16,7 +16,7 @@ from ....formulation.spacetime.materialized import (
     Materialized,
     Register,
     Run,
-    Transfer,
+    communicates,
     reads,
     writes,
 )
@@ -174,7 +174,7 @@ class Flow:
 
     def transfers(self, place: int) -> bool:
         """True if other devices take part in an instruction."""
-        return isinstance(self.instructions[place], Transfer)
+        return communicates(self.instructions[place])
 
     def op(self, place: int) -> Op:
         """The forward operator of a run."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
+from ....formulation.special import special_strategy
 from ....model.graph.pcg import PCG
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import Precision
@@ -61,6 +62,11 @@ class SpaceTimeEmission:
         """True if segments compute constants in the first step alone."""
         return any("at.once(" in self.functions.text(name) for name in self.functions.codes)
 
+    @cached_property
+    def uneven(self) -> bool:
+        """True if some parts are smaller than others."""
+        return not all(op.even for op in self.forward)
+
     @property
     def scales_loss(self) -> bool:
         return self.precision.compute == "float16"
@@ -85,7 +91,8 @@ def _run(e: SpaceTimeEmission) -> Context:
         "buffers": bool(e.pcg.of("buffer")),
         "widened": e.precision.gradients != e.precision.compute,
         "loss_scale": e.scales_loss,
-        "uneven": not all(op.even for op in e.forward),
+        "uneven": e.uneven,
+        "exchanges": bool(e.used.specials),
     }
 
 
@@ -93,6 +100,20 @@ def _tensors(e: SpaceTimeEmission) -> Context | None:
     """Functions on tensors that devices and segments call."""
     used = e.used
     return {"helpers": used.helpers, "primitives": used.primitives} if used.helpers or used.primitives else None
+
+
+def _collectives(e: SpaceTimeEmission) -> Context | None:
+    """What functions of special strategies call."""
+    called = {name for special in e.used.specials for name in special_strategy(special).primitives}
+    names = {"gather": "all_gather", "scatter_sum": "reduce_scatter"}
+    collectives = {names[name] for name in called & names.keys()} - e.collectives
+    flat = {"programs": False, "resting": False, "disordered": False, "in_steps": ()}  # in one step each
+    return {"primitives": called, "collectives": collectives, "uneven": e.uneven, **flat} if called else None
+
+
+def _special_strategies(e: SpaceTimeEmission) -> Context | None:
+    sources = [special_strategy(name).source for name in sorted(e.used.specials)]
+    return {"sources": sources} if sources else None
 
 
 def _devices(e: SpaceTimeEmission) -> Context:
@@ -187,6 +208,8 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         imports=lambda e: ["from functools import reduce"] if "added" in e.used.helpers else [],
     ),
     Feature("helpers.jinja", lambda e: training.helpers(e.used) if e.used.helpers else None),
+    Feature("collectives.jinja", _collectives),
+    Feature("sources.jinja", _special_strategies),
     Feature("sources.jinja", lambda e: {"sources": [*e.used.functions.values()]} if e.used.functions else None),
     Feature(
         "spacetime/devices.jinja",

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from ....formulation.spacetime.mask import Addends, Box, meet
-from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Run
+from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Run, communicates
+from ....formulation.spacetime.meetings import Meeting
 from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.pcg import PCG
@@ -93,7 +94,17 @@ def group_of(collective: Collective) -> tuple[int, ...]:
 
 def groups_of(program: Materialized) -> set[tuple[int, ...]]:
     """The groups of ranks in statements."""
-    return {group_of(own) for device in program.devices for own in device if isinstance(own, Collective)}
+    return {group for device in program.devices for own in device for group in _groups(own)}
+
+
+def _groups(instruction: Instruction) -> Sequence[tuple[int, ...]]:
+    """The groups of ranks with which an instruction communicates."""
+    match instruction:
+        case Collective():
+            return [group_of(instruction)]
+        case Run(op=op, meeting=Meeting() as meeting):
+            return [meeting.group(op, cut) for cut in range(len(meeting.cuts))]
+    return ()
 
 
 def differing(
@@ -104,11 +115,12 @@ def differing(
     messages: Mapping[int, tuple[Message, int]],
 ) -> tuple[Hashable, ...]:
     """What equal ranks must have alike for their statements to be: names of groups, messages, copies of the loss."""
-    transfers = (own for own in instructions if isinstance(own, Collective))
     found: list[Hashable] = []
-    for own in transfers:
-        message, sends = messages.get(own.key, (None, None))
-        found.append((names[group_of(own)], message, sends == own.key))
+    for own in filter(communicates, instructions):
+        found += [names[group] for group in _groups(own)]
+        if isinstance(own, Collective):
+            message, sends = messages.get(own.key, (None, None))
+            found.append((message, sends == own.key))
     runs = (own.op for own in instructions if isinstance(own, Run) and own.op.node == loss and own.op.is_forward)
     return *found, *(copies[op.mask(None).addends] for op in runs)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
-from ....formulation.spacetime.op import Op, Phase
+from ....formulation.spacetime.meetings import exchanging
+from ....formulation.spacetime.op import Cut, Op, Phase
 from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.text import tuple_text
 from .data_flow import TEMPLATE, Flow, numbered
@@ -90,7 +91,7 @@ class Blocks(Registers):
         while texts and texts[-1] == "[]":
             texts.pop()
         parts = [
-            f"{name}=({mark(TEMPLATE if cut.of else 'm', *flow.numbers(op, cut))}, {cut.total})"
+            f"{name}=({mark(TEMPLATE if cut.of else 'm', *flow.numbers(op, cut))}, {cut.total}{self._group(op, cut)})"
             for name, op, cut in code.parts
         ]
         options = [*texts, *parts, *(["swap=True"] if first.swapped and recorded else []), *weights]
@@ -116,6 +117,14 @@ class Blocks(Registers):
                 self.add(f"run.loss += loss{share}")
         self._release([self._in_phase(weight, phase) for weight in code.weights])
 
+    def _group(self, op: Op, cut: Cut) -> str:
+        """The argument for the group of ranks with which an operator exchanges data along a cut."""
+        run = self.flow.of(op, Phase.FORWARD)
+        if run is None or run.meeting is None or cut not in exchanging(op):
+            return ""
+        group = run.meeting.group(op, exchanging(op).index(cut))
+        return f", run.groups[⟨{','.join(map(str, group))}⟩]"
+
     def _backward(self, code: Code) -> None:
         given = []
         for result in code.outs:
@@ -126,7 +135,8 @@ class Blocks(Registers):
                 if ".take" in text:
                     self.add(text)
             return
-        targets = [self._put_gradient(self.flow.made[leaf]) for leaf in code.values]
+        made = self.flow.made
+        targets = [self._put_gradient(made[leaf]) if leaf in made else "_" for leaf in code.values]
         split = code.segment.ops[0].split and any(weight.gradient is not None for weight in code.weights)
         more, own = ([], []) if split else self._gradients(code)
         options = [f"[{', '.join(given)}]", *own, *self._fetched_again(code)]

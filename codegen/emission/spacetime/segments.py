@@ -5,7 +5,8 @@ read the gradients between them. Instructions between two operators of a segment
 after it.
 
 The resulting program cannot deadlock. Every device starts its transfers in the order of their keys, as the plan has
-them, and waits only for transfers that it has started. Suppose that some transfers never end, and take the one with the
+them, and waits only for transfers that it has started; an operator that exchanges data is a segment of its own, and for
+this a transfer that it starts and waits for. Suppose that some transfers never end, and take the one with the
 smallest key: a device that has not started it waits for one that it started before, with a smaller key. Contradiction.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
+from ....formulation.spacetime.meetings import exchanging
 from ....formulation.spacetime.op import Op, Phase
 from .data_flow import COMPUTING, Flow, labels, layer
 
@@ -64,7 +66,8 @@ def arrange(flow: Flow) -> Arranged:
     piece: dict[Op, Hashable] = {}
     for op in lane:
         own_layer = layer(op) if op in by_layer else None
-        piece[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op)
+        alone = op if exchanging(op) else None  # like a transfer, it has a place among those of the device
+        piece[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op), alone
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
         finer = _refined(flow, piece, steps)

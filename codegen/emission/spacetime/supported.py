@@ -1,9 +1,7 @@
 """Which space-time plans can be emitted."""
 
 from ....formulation.spacetime.materialized import Materialized
-from ....formulation.spacetime.site import told
 from ....model.errors import PartitaError
-from ....model.graph.pcg import SOURCES
 from ....model.graph.sparse_tables import sparse_tables
 from ..common import training
 
@@ -19,6 +17,3 @@ def check_supported(program: Materialized, optimizer: str) -> None:
         node = pcg.nodes[index]
         if node.originals != {node.name: node.shape}:
             raise PartitaError(f"{node.name!r} joins several parameters, which space-time plans do not support")
-    for op in program.tasks.ops:
-        if op.of.op not in SOURCES and any(cut.row.special for cut in op.cuts):
-            raise PartitaError(told(op.where, f"{op.name}: special strategies are not supported in space-time plans"))
