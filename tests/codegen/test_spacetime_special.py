@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import partita
-from partita import op_assign, op_order, op_trans, recompute, replicate, special, split, swap
+from partita import micro_batches, op_assign, op_order, op_trans, recompute, replicate, special, split, swap
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.verification.special import _plan, around
@@ -122,6 +122,16 @@ def test_what_nobody_reads_of_a_gradient_is_exchanged_all_the_same(tmp_path: Pat
         for number, replica in enumerate(op_trans(op, replicate(2))):
             op_assign_each(op_trans(replica, _along(op.of.op, 2)), (2 * number, 2 * number + 1))
     trained(checked(graph, 4), tmp_path)
+
+
+def test_micro_batches_that_are_one_operator_get_operators_of_their_own(tmp_path: Path) -> None:
+    graph = partita.graph(convolutions(8))
+    for op in graph.forward:
+        (micros,) = op_trans(op, micro_batches(4))
+        op_assign_each(op_trans(micros, _along(op.of.op, 2)), (0, 1))
+    made = checked(graph, 2)
+    assert "exchanges data (halo) with" in made.looped.irregular
+    trained(made, tmp_path)
 
 
 # What cannot run
