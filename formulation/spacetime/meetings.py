@@ -14,20 +14,10 @@ from math import prod
 
 import numpy as np
 
-from ...model.graph.atoms import Atoms
 from ...model.graph.layout import P, atom_of, is_split
-from ..special import Part, Situation, part_of, special_rows_fit
-from .op import Cut, Op, Phase
+from ..special import special_rows_fit
+from .op import Cut, Op
 from .site import told
-
-_MEETS = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
-
-
-def exchanging(op: Op) -> tuple[Cut, ...]:
-    """The cuts of an operator, or of its forward operator, along which its parts exchange data."""
-    if op.phase not in _MEETS:
-        return ()
-    return tuple(cut for cut in (op.forward or op).cuts if cut.row.special and cut.parts > 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +29,7 @@ class Meeting:
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """Along which they exchange data."""
-        return exchanging(self.ops[0])
+        return self.ops[0].exchanges
 
     def groups(self, cut: int) -> list[tuple[int, ...]]:
         """The devices that exchange data along one of `cuts`, group by group, in the order of their parts."""
@@ -61,12 +51,12 @@ def meetings(ops: Iterable[Op]) -> tuple[dict[Op, Meeting], list[str]]:
     """By task its meeting, if it has one; and problems of operators that cannot meet."""
     together: dict[object, list[Op]] = defaultdict(list)
     for op in ops:
-        if exchanging(op):
+        if op.exchanges:
             together[_key(op)].append(op)
     found: dict[Op, Meeting] = {}
     problems: dict[int, str] = {}  # one for a node: that of its forward operators, if these cannot meet
     for members in together.values():
-        made = Meeting(tuple(sorted(members, key=lambda op: [cut.number for cut in exchanging(op)])))
+        made = Meeting(tuple(sorted(members, key=lambda op: [cut.number for cut in op.exchanges])))
         wrong = next(_wrong(made), None)
         if wrong is None:
             found |= dict.fromkeys(made.ops, made)
@@ -120,21 +110,3 @@ def _splits_samples_alone(op: Op, cut: Cut) -> bool:
     letters = zip((*cut.row.inputs, cut.row.output), (*op.of.inputs, op.node), strict=True)
     known = op.graph.atoms
     return not cut.row.special and all(atom_of(x) in known[i].batch for x, i in letters if is_split(x))
-
-
-def special_parts(op: Op, known: tuple[Atoms, ...], items: tuple[int, ...]) -> Iterator[tuple[int, Part]]:
-    """By cut along which an operator exchanges data, its number among these and the largest part, to price it.
-
-    `known`: the atoms of its inputs, then of its result; `items`: their bytes per element.
-    """
-    cuts, pcg = (op.forward or op).cuts, op.graph.pcg
-    exchanged = exchanging(op)
-    if not exchanged:
-        return
-    sources = tuple(pcg.nodes[i] for i in op.of.inputs)
-    situation = Situation(op.of, sources, known[:-1], known[-1])
-    inputs = [tuple(cut.row.inputs[place] for cut in cuts) for place in range(len(sources))]
-    layouts = inputs, tuple(cut.row.output for cut in cuts)
-    sizes = [cut.parts for cut in cuts]
-    for number, cut in enumerate(exchanged):
-        yield number, part_of(situation, cut.row, cut.parts, layouts, sizes, items)

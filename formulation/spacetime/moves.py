@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.graph.layout import COLLECTIVES
+from ...model.graph.layout import COLLECTIVES, Action
 from ..special import Message as Exchanged
 from .looped import Looped, Numbers
 from .mask import VALUE, PTensor
@@ -26,6 +26,13 @@ from .supplies import device as device_of
 from .weight_traffic import WeightTraffic
 
 SEND = "send"
+_KINDS = {
+    Action.GATHER: "all_gather",
+    Action.SCATTER_SUM: "reduce_scatter",
+    Action.SUM: "all_reduce",
+    Action.EXCHANGE: "all_to_all",
+    Action.SEND: SEND,
+}
 
 
 class Move(NamedTuple):
@@ -84,7 +91,7 @@ class Moves:
         key = kind, size, message, share, groups, move.messages
         if key not in self.known:
             if move.meeting is not None:
-                ns = prices.exchange_ns([each.meeting for each in run if each.meeting is not None])
+                ns = self._exchange_ns([each.meeting for each in run if each.meeting is not None])
             elif kind == SEND:
                 ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
@@ -95,6 +102,18 @@ class Moves:
                 ns = prices.collective_ns(kind, groups, size, share)
             self.known[key] = ns
         return self.known[key]
+
+    def _exchange_ns(self, meetings: Sequence[Meeting]) -> int:
+        """The exchanges of operators of one node, all at once."""
+        total, prices = 0, self.prices
+        for cut, message in prices.special.messages(meetings[0].ops[0]):
+            size = message.size_bytes
+            if message.action in _KINDS:
+                groups = [group for meeting in meetings for group in meeting.groups(cut)]
+                total += message.times * prices.collective_ns(_KINDS[message.action], groups, size)
+            else:
+                total += message.times * prices.copy_ns((size,), size)
+        return total
 
 
 def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, Move]]:
@@ -115,7 +134,7 @@ def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Ite
 
 def _exchange(op: Op, meeting: Meeting, prices: Prices) -> Move:
     """What operators that meet exchange."""
-    sent = prices.exchanged(op)
+    sent = prices.special.messages(op)
     messages = tuple((cut, meeting.cuts[cut].parts, message) for cut, message in sent)
     size = sum(message.size_bytes * message.times for _, message in sent if message.action in COLLECTIVES)
     devices = tuple(device_of(member) for member in meeting.ops)

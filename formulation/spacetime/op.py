@@ -42,6 +42,9 @@ class Phase(Enum):
     KEEP = "keep"  # writes the updated parameter back to its store
 
 
+_MEETS = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One applied op-trans: part `number` of `parts` along `row`; `label` is the user's name for it.
@@ -160,6 +163,13 @@ class Op:
     def loop(self) -> Cut | None:
         """The cut whose parts it, or its forward operator, computes one after another; None without."""
         return next((cut for cut in self.cuts if cut.loop), None)
+
+    @property
+    def exchanges(self) -> tuple[Cut, ...]:
+        """Its cuts, or those of its forward operator, along which the parts exchange data (`meetings`)."""
+        if self.phase not in _MEETS:
+            return ()
+        return tuple(cut for cut in (self.forward or self).cuts if cut.row.special and cut.parts > 1)
 
     @property
     def labels(self) -> dict[tuple[str, int], Cut]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.layout import Action, atom_of, is_split
+from ...model.graph.layout import atom_of, is_split
 from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Machine
@@ -26,25 +26,15 @@ from ...model.machine.roofline import Roofline, backward_factor
 from ...model.operators.operator import LookUp, operator
 from ...model.optimizers import optimizer_states
 from ..rvd.prices import prices_on
-from ..special import Message, Part, special_strategy
 from ..strategies.option_costs import LOSS_TRANSIENTS
-from ..strategies.row import Row
 from ..strategies.strategy import rows
 from .dtypes import constants, item_bytes, stored_dtype
 from .graph import Graph
 from .mask import GRADIENT, PTensor
 from .materialized import Register
-from .meetings import Meeting, special_parts
-from .op import Op, Phase
+from .op import Cut, Op, Phase
 from .site import told
-
-_KINDS = {
-    Action.GATHER: "all_gather",
-    Action.SCATTER_SUM: "reduce_scatter",
-    Action.SUM: "all_reduce",
-    Action.EXCHANGE: "all_to_all",
-    Action.SEND: "send",
-}
+from .special_price import SpecialPrices
 
 FUSED_DIMS = 4
 """Tensor rank for which PyTorch's attention is fused; for other ranks it materializes and saves the scores."""
@@ -70,7 +60,7 @@ class Prices:
         self._constant = constants(graph.pcg)
         self._tasks: dict[object, int] = {}
         self._even: dict[object, bool] = {}
-        self._special: dict[object, tuple[tuple[int, Part], ...]] = {}
+        self.special = SpecialPrices(graph, self.precision)
 
     # Sizes
 
@@ -95,8 +85,7 @@ class Prices:
         `stored`: the device keeps the parameters, so in mixed precision the operator saves its casts of them.
         """
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
-        special = [(special_strategy(part.row.special), part) for _, part in self._special_parts(op)]
-        copied = {name for strategy, part in special for name in strategy.copied(part)}
+        copied = self.special.copied(op)
         saved = [name for name in entry.kept(node, sources) if name not in copied]
         kept: list[int] = []
         output, own, first = False, 0, 0
@@ -127,7 +116,7 @@ class Prices:
             own += scores * op.mask(None).numel // node.numel * self._item(node)
         for index, part in self._parts(op).items():
             own += entry.split(node, sources, index, part)[1] * self._item(sources[0]) if entry.split else 0
-        own += max((strategy.kept(part) for strategy, part in special), default=0)
+        own += self.special.kept_bytes(op)
         return Saved(tuple(kept), output, own)
 
     def _item(self, node: Node) -> int:
@@ -237,27 +226,27 @@ class Prices:
         """The fraction of its operator's work in a part."""
         split = operator(op.of.op).split
         more = (split(op.of, self._sources(op), i, part)[0] if split else 1.0 for i, part in self._parts(op).items())
-        busiest = (special_strategy(part.row.special).work(part) for _, part in self._special_parts(op))
-        return prod(self._parts(op).values()) * prod(more) * prod(busiest)
+        return prod(self._parts(op).values()) * prod(more) * self.special.work(op)
 
     def _parts(self, op: Op) -> dict[str, float]:
         """The fraction of every split index that the cuts leave."""
         parts: dict[str, float] = {}
         for cut in op.cuts if op.forward is None else op.forward.cuts:
-            index = self._index(op.node, cut.row)
+            index = self._index(op.node, cut)
             if index and not index.startswith("@") and cut.parts > 1:  # a table split by rows still looks up all ids
-                parts[index] = self._left(op, cut.row)
+                parts[index] = self._left(op, cut)
         return parts
 
-    def _left(self, op: Op, row: Row) -> float:
-        """The fraction that all cuts leave of the dimension that a row splits."""
-        letters = ((None, row.output), *enumerate(row.inputs))
+    def _left(self, op: Op, cut: Cut) -> float:
+        """The fraction that all cuts leave of the dimension that one of them splits."""
+        letters = ((None, cut.row.output), *enumerate(cut.row.inputs))
         operand, atom = next((place, atom_of(letter)) for place, letter in letters if is_split(letter))
         source = op.node if operand is None else op.of.inputs[operand]
         return op.mask(operand).sizes[atom] / self.graph.atoms[source].sizes[atom]
 
-    def _index(self, node: int, row: Row) -> str:
-        """The index that a row splits; for a user-defined row that of the derived row with its letters."""
+    def _index(self, node: int, cut: Cut) -> str:
+        """The index that a cut splits; for a user-defined row that of the derived row with its letters."""
+        row = cut.row
         if row.index is None or row.index[0] != "own":
             return row.index[0] if row.index else ""
         letters = (*row.inputs, row.output)
@@ -268,40 +257,6 @@ class Prices:
             if known.index and all(a == b or not (is_split(a) or is_split(b)) for a, b in pairs):
                 return known.index[0]
         return "own"
-
-    # Exchanges of operators that special strategies split
-
-    def _special_parts(self, op: Op) -> tuple[tuple[int, Part], ...]:
-        cuts = (op.forward or op).cuts
-        key = op.node, tuple((cut.row, cut.parts) for cut in cuts)
-        if key not in self._special:
-            tensors = (*op.of.inputs, op.node)
-            known = tuple(self.graph.atoms[i] for i in tensors)
-            items = tuple(self._item(self.graph.pcg.nodes[i]) for i in tensors)
-            self._special[key] = tuple(special_parts(op, known, items))
-        return self._special[key]
-
-    def exchanged(self, op: Op) -> tuple[tuple[int, Message], ...]:
-        """What an operator exchanges while it runs: messages, each with the number of the cut along which it goes."""
-        if op.phase is Phase.WEIGHT:  # backward has exchanged all
-            return ()
-        return tuple(
-            (number, message)
-            for number, part in self._special_parts(op)
-            for message in special_strategy(part.row.special).messages(part)
-            if message.backward == (op.phase is Phase.BACKWARD)
-        )
-
-    def exchange_ns(self, meetings: Sequence[Meeting]) -> int:
-        """The exchanges of operators of one node, all at once."""
-        total = 0
-        for cut, message in self.exchanged(meetings[0].ops[0]):
-            if message.action in _KINDS:
-                groups = [group for meeting in meetings for group in meeting.groups(cut)]
-                total += message.times * self.collective_ns(_KINDS[message.action], groups, message.size_bytes)
-            else:
-                total += message.times * self.copy_ns((message.size_bytes,), message.size_bytes)
-        return total
 
     # Kernels and transfers
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
-from ....formulation.spacetime.meetings import exchanging
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.text import tuple_text
@@ -120,9 +119,9 @@ class Blocks(Registers):
     def _group(self, op: Op, cut: Cut) -> str:
         """The argument for the group of ranks with which an operator exchanges data along a cut."""
         run = self.flow.of(op, Phase.FORWARD)
-        if run is None or run.meeting is None or cut not in exchanging(op):
+        if run is None or run.meeting is None or cut not in op.exchanges:
             return ""
-        group = run.meeting.group(op, exchanging(op).index(cut))
+        group = run.meeting.group(op, op.exchanges.index(cut))
         return f", run.groups[⟨{','.join(map(str, group))}⟩]"
 
     def _backward(self, code: Code) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from ....formulation.spacetime.dtypes import PRECISE, constants, precise
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
-from ....formulation.spacetime.meetings import exchanging
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
@@ -215,7 +214,7 @@ class Segments(FunctionWriter):
             return self._leaf(key, "weight", f"at[{text}]", source)
         name = self.free(self._value_name(source), set(self.names.values()), set())
         # Backward of what exchanges data goes through on all devices or none, whoever reads its gradients.
-        back = gradient is not None or (bool(exchanging(op)) and node.gradient and self.recorded)
+        back = gradient is not None or (bool(op.exchanges) and node.gradient and self.recorded)
         (self.code.values if back else self.code.constants).append((op, operand))
         self.names[op, operand] = name
         return self._leaf(key, "argument", name, source)
@@ -245,7 +244,7 @@ class Segments(FunctionWriter):
         return replace(
             operator_call(self.flow.graph, op.node, self.used, op.cuts, mixed=self.narrow),
             axes=tuple(f"at.{self._axis(op, cut)}" for cut in op.cuts),
-            specials=[(place, cut.row) for place, cut in enumerate(op.cuts) if cut in exchanging(op)],
+            specials=[(place, cut.row) for place, cut in enumerate(op.cuts) if cut in op.exchanges],
             dropout_site=f"at.site_{op.of['site']}" if is_random(op.of) else "",
             regathered=frozenset(place for place, source in enumerate(op.of.inputs) if source in again),
         )

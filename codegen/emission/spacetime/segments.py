@@ -15,7 +15,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
-from ....formulation.spacetime.meetings import exchanging
 from ....formulation.spacetime.op import Op, Phase
 from .data_flow import COMPUTING, Flow, labels, layer
 
@@ -66,7 +65,7 @@ def arrange(flow: Flow) -> Arranged:
     piece: dict[Op, Hashable] = {}
     for op in lane:
         own_layer = layer(op) if op in by_layer else None
-        alone = op if exchanging(op) else None  # like a transfer, it has a place among those of the device
+        alone = op if op.exchanges else None  # like a transfer, it has a place among those of the device
         piece[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op), alone
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
