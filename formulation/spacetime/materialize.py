@@ -153,7 +153,9 @@ class _Wanted:
         shared = written.builder.graph.shared
         for op in order:
             for read in dict.fromkeys(self.reads[op]):
-                use = (op.phase, None if read.tensor.node in shared else op.node, written.turns[op])
+                # a group's recomputation and its backward read the same weights
+                phase = Phase.BACKWARD if op.phase is Phase.RECOMPUTE else op.phase
+                use = (phase, None if read.tensor.node in shared else op.node, written.turns[op])
                 self.of[op, read] = self._demand(op, read, use)
 
     def _demand(self, op: Op, read: VTensor, use: Hashable) -> Demand:

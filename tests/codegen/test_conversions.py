@@ -172,19 +172,33 @@ PARALLEL = [
 ]
 
 
+def at_its_price(name: str, parallelism: Parallelism, micro_batches: int, recompute: str = "none") -> Plan:
+    """A plan whose conversion has the same step, to the nanosecond."""
+    space = SearchSpace(
+        parallelism=parallelism,
+        micro_batches=micro_batches,
+        stages=1,
+        recompute=recompute,
+        bundles=False,
+        offload=False,
+    )
+    one = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2))
+    plan = plan_graph(captured(name, 16), one, Training(16), space, Budget(workers=1), Context(emits=False))
+    found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
+    assert found.step_ns == stage_price(plan).objective_ns
+    return plan
+
+
 @pytest.mark.parametrize(("parallelism", "micro_batches"), PARALLEL)
 @pytest.mark.parametrize("name", some(["llama-7b", "mixtral-8x7b"]))
 def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Parallelism, micro_batches: int) -> None:
     """To the nanosecond: kernels, messages with their shares of latency, and what hides in layers."""
-    space = SearchSpace(
-        parallelism=parallelism, micro_batches=micro_batches, stages=1, recompute="none", bundles=False, offload=False
-    )
-    one = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2))
-    plan = plan_graph(captured(name, 16), one, Training(16), space, Budget(workers=1), Context(emits=False))
-    price = stage_price(plan)
-    found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
-    assert found.step_ns == price.objective_ns
-    assert parallelism.zero is None or price.hidden_ns > 0
+    plan = at_its_price(name, parallelism, micro_batches)
+    assert parallelism.zero is None or stage_price(plan).hidden_ns > 0
+
+
+def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() -> None:
+    at_its_price("llama-7b", Parallelism(dp=4, zero=3), 2, "full")
 
 
 def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:
