@@ -14,6 +14,7 @@ from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.solvers.search.cut_search import search_cuts
 from partita.solvers.search.part_bounds import MemoryNeed, PartAnswer, Query
+from partita.solvers.search.shared_operators import NOTHING
 from partita.solvers.search.state import Effort, Level, Proved
 from partita.solvers.search.zero_bubble_bound import ZeroBubbleBound
 
@@ -46,6 +47,7 @@ class Made:
         self.transfer_floors = np.zeros((2, n), dtype=np.int64)
         self.stages = self.floors < INFINITE
         self.zero_bubble: ZeroBubbleBound | None = None
+        self.beside = NOTHING
         self.asked = 0
 
     def kind(self, i: int, j: int) -> object:
