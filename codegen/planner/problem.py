@@ -51,7 +51,7 @@ def problem_of(
         space = _interlaced_space(space)
         Graph(whole)  # refuses what programs of interlaced pipelines cannot compute
         graph = interlaced(whole).layers.graph
-    counts, places = _micro_batches(graph, training, space), _placements(machine, space)
+    counts, places = _micro_batches(whole or graph, training, space), _placements(machine, space)
     if not space.fixes_axes and not space.fix:
         places = reordered(places, atom_sizes(graph, training.batch, counts))
     _check_fix(space, places)

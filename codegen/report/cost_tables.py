@@ -235,7 +235,8 @@ def stages_table(plan: Plan, price: PlanPrice) -> Table:
         )  # fmt: skip
     return Table(
         "Stages",
-        f"{unit} of work in a step, and its share of the step; a stage idles for the rest. Activations are those "
+        f"{unit} of work in a step, and its share of the step; a stage idles for the rest"
+        f"{', less what all devices compute together' if plan.shared is not None else ''}. Activations are those "
         "of all micro-batches in flight.",
         ("stage", "devices", "modules", unit, "share", "in flight", *MEMORY, "memory"),
         tuple(rows),

@@ -112,12 +112,13 @@ def _lookups(pcg: PCG, scores: Set[int]) -> Iterable[int]:
 
 
 def _is_lookup(pcg: PCG, index: int) -> bool:
-    node, local = pcg.nodes[index], stage_local(pcg)
+    """True if a node looks up rows of a trained table by an input: computed ids are there only with the scores."""
+    node = pcg.nodes[index]
     if node.op in SOURCES or not atoms(pcg)[index].batch:
         return False
     inputs = tuple(pcg.nodes[i] for i in node.inputs)
     found = operator(node.op).looked_up(node, inputs)
-    given = all(n.op == "input" or i in local for i, n in zip(node.inputs[1:], inputs[1:], strict=True))
+    given = all(n.op == "input" for n in inputs[1:])
     return found is not None and found.operand == 0 and inputs[0].op == "parameter" and inputs[0].gradient and given
 
 

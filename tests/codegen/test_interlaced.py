@@ -130,3 +130,38 @@ def test_what_does_not_fit_together_is_refused() -> None:
 def test_options_that_its_programs_lack_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(PartitaError, match=words):
         planned(machine(4), **options)
+
+
+class Shifted(Tied):
+    """Looks up its labels, one place to the right, too."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        shifted = torch.cat([torch.zeros_like(labels[:, :1]), labels[:, :-1]], 1)
+        x = self.table(ids) + self.table(shifted)
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(nn.functional.linear(x, self.table.weight).flatten(0, 1), labels.flatten())
+
+
+class Masked(Tied):
+    """Its loss is a mean over the labels that count, in the whole batch."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        scores = nn.functional.linear(x, self.table.weight).flatten(0, 1)
+        mask = labels.flatten() != 0
+        each = nn.functional.cross_entropy(scores, labels.flatten(), reduction="none")
+        return (each * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [(Shifted, r"'table\.weight' is read both by the layers and by"), (Masked, "needs the whole batch at once")],
+)
+def test_models_whose_slots_cannot_be_ordered_are_refused(model: type[nn.Module], why: str) -> None:
+    with pytest.raises(PartitaError, match=why):
+        partita.optimize(
+            model(), examples(), machine(4), schedule="interlaced", stages=4, micro_batches=4, workers=1, cache="none"
+        )

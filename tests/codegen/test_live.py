@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
 
 from partita import Machine, PartitaError, load_plan, optimize
@@ -678,3 +679,35 @@ def test_a_live_module_with_buffers_needs_no_file_of_initial_values() -> None:
     whole = Scaled().double()
     whole.load_state_dict(state)
     assert run_threads(train, 2, timeout=60) == pytest.approx([whole(**batch).item()] * 2, abs=1e-9)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return nn.functional.mse_loss(x, y)
+
+
+def test_a_loop_takes_gradients_without_a_copy_and_frees_them() -> None:
+    batch = {"x": torch.ones(4096, 8), "y": torch.ones(4096, 8)}
+    planned = optimize(Stack(), batch, Machine.adhoc((2,)), mesh=(2,), recompute="none", cache="none")
+    assert "class Reductions" in planned.emit()
+
+    def train(_: int) -> None:
+        module = Stack()
+        planned.parallelize(module)
+        for _ in range(2):
+            loss: Tensor = module(**batch)
+            loss.backward()
+            grads = [part.grad for part in module.parameters() if part.grad is not None]
+            assert grads and all(grad.untyped_storage().nbytes() > grad.nbytes for grad in grads)  # parts of a bucket
+            message = StorageWeakRef(grads[0].untyped_storage())
+            grads.clear()
+            module.zero_grad()
+            assert message.expired()
+
+    run_threads(train, 2, timeout=60)
