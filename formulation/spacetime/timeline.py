@@ -247,17 +247,16 @@ def _run(events: _Events, entries: _Entries, ready: Numbers, made: Numbers, head
     """
     free = np.zeros((len(heads), 4), dtype=np.int64)  # by device and stream
     began = np.zeros(len(heads), dtype=np.int64)  # when the window of a device did
-    inside = np.full((len(heads), 2), _LEAVES, dtype=np.int64)  # that window, and its micro-batch
+    inside = np.full(len(heads), _LEAVES, dtype=np.int64)  # which one it is in
     for event in range(len(events.numbers)):
         number, micro, ns = events.numbers[event], events.micros[event], events.ns[event]
         start = 0
         for entry in range(entries.firsts[number], entries.firsts[number + 1]):
             device, stream, window = entries.devices[entry], entries.streams[entry], entries.windows[entry]
-            of = micro if window >= 0 else 0
-            if window != _STAYS and (window != inside[device, 0] or of != inside[device, 1]):
-                if inside[device, 0] >= 0:  # it ends with its kernels and its traffic
+            if window != _STAYS and window != inside[device]:
+                if inside[device] >= 0:  # it ends with its kernels and its traffic
                     free[device, _COMPUTE] = max(free[device, _COMPUTE], free[device, _WEIGHTS])
-                inside[device, 0], inside[device, 1] = window, of
+                inside[device] = window
                 began[device] = free[device, _COMPUTE]
                 free[device, _WEIGHTS] = max(free[device, _WEIGHTS], began[device])
             start = max(start, free[device, stream])

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import partita
 from partita import (
@@ -174,6 +176,22 @@ def pipelined(graph: Graph, cut: Any, devices: int = 2, micros: int = 5) -> None
 @pytest.mark.parametrize("write, batch", [(accumulated, 10), (recomputed, 10), (fetched, 10), (uneven, 15)])
 def test_other_plans_with_loops_are_as_with_operators(write: Write, batch: int) -> None:
     a, b = planned(write, micro_batches, batch), planned(write, each, batch)
+    assert a.looped.loop is not None
+    alike(a, b)
+
+
+def test_last_gradients_of_replicas_are_summed_behind_backward() -> None:
+    """What sums them belongs to no micro-batch, and yet is in the window of the layer's last backward."""
+
+    def made(cut: Any) -> SpaceTimePlan:
+        module = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(3)))
+        graph = partita.graph(module, (torch.zeros(1, 64),), batch=8, loss="projection")
+        for op in graph.forward:
+            for device, part in enumerate(op_trans(op, split("batch", 2))):
+                op_assign(op_trans(part, cut(4)), device)
+        return partita.space_time(graph)
+
+    a, b = made(micro_batches), made(each)
     assert a.looped.loop is not None
     alike(a, b)
 
