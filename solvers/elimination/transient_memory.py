@@ -39,6 +39,7 @@ from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
 from .labels import LabelBounds
+from .longest_streams import without_shorter_streams
 from .memory_price import Price, at_price, search_within, sweep
 from .order import TooWideError, compile_network, restrict
 from .segment_lists import SegmentLists, blocks_of, list_segments
@@ -416,12 +417,13 @@ class _TauSearch:
         small = restrict(relaxed.circuit, relaxed.through, max_total, self.blocks)
         if small is None:
             return True
-        limit = _OF_STREAMS if relaxed.weights else _FEW if search.limits.quick else _LABELS
+        small, weights = without_shorter_streams(small, relaxed.weights, search.until)
+        limit = _OF_STREAMS if weights else _FEW if search.limits.quick else _LABELS
         most = _LISTING[0] * self.pricing + _LISTING[1] if relaxed.weights else inf
         before, price = spent(), np.array(relaxed.price.price)
         bounds = LabelBounds(price, max_total, limit, search.until, most_work=before + most - self.listing)
         try:
-            lists = list_segments(small, relaxed.groups, relaxed.weights, bounds, high)
+            lists = list_segments(small, relaxed.groups, weights, bounds, high)
         except OutOfTimeError:
             if search.left <= 0:
                 raise

@@ -4,8 +4,8 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
-from math import prod
+from itertools import islice, pairwise, product
+from math import inf, prod
 
 import numpy as np
 import pytest
@@ -32,10 +32,12 @@ from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
 from partita.solvers.elimination import copy_costs, segment_lists, transient_memory, window_relaxation
+from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_costs import raise_copies
 from partita.solvers.elimination.copy_program import good_solution
-from partita.solvers.elimination.order import TooWideError, compile_network
-from partita.solvers.elimination.segment_lists import with_columns
+from partita.solvers.elimination.longest_streams import without_shorter_streams
+from partita.solvers.elimination.order import TooWideError, compile_network, restrict
+from partita.solvers.elimination.segment_lists import blocks_of, with_columns
 from partita.solvers.elimination.transient_branching import _Branching
 from partita.solvers.elimination.transient_relaxation import (
     Interval,
@@ -388,6 +390,54 @@ def test_lists_too_large_for_a_copy_leave_its_bound(most: int, monkeypatch: pyte
     answer = solver("elimination").solve(balanced_badly(40, 100, windows))
     assert answer.objective == 4000 * windows
     assert 0 < answer.bound < 4000 * windows
+
+
+def test_streams_that_are_nowhere_the_longest_are_dropped(make_network) -> None:
+    """Every assignment costs the same without them, and weighted sums bound it."""
+    dropped = list[int]()
+
+    @settings(max_examples=example_count(40), deadline=None)
+    @given(st.integers(0, 10**6))
+    def same(seed: int) -> None:
+        network = replace(found(make_network, seed, 0), chains=())
+        circuit = compile_network(network)
+        slots = circuit.forward(weighted(circuit, Cuts(circuit).weights(Cuts(circuit).first())).tables(1, ()))
+        circuit = restrict(circuit, circuit.backward(slots), INFINITE, blocks_of(network)) or circuit
+        weights = {w: (1 / len(t),) * len(t) for f in circuit.factors for w, t in f.streams}
+        fewer, left = without_shorter_streams(circuit, weights, inf)
+        assert {w for f in fewer.factors for w, _ in f.streams} == {*left}
+        dropped.append(sum(map(len, weights.values())) - sum(map(len, left.values())))
+        options = [circuit.kept[circuit.domain[v]] for v in range(len(network.variables))]
+        for at in islice(product(*(range(len(own)) for own in options)), 200):
+            cost = _cost(circuit, at)
+            verdict = evaluate(network, [own[k] for own, k in zip(options, at, strict=True)])
+            assert _cost(fewer, at) == cost == min(verdict.cost, INFINITE)
+            assert _cost(weighted(fewer, left), at) <= cost
+
+    same()
+    assert any(dropped)
+
+
+def _cost(circuit: Circuit, at: tuple[int, ...]) -> float:
+    """The cost of an assignment of the options left, by the circuit's factors."""
+    total, streams = float(circuit.network.constant), dict[int, np.ndarray]()
+    for f in circuit.factors:
+        entry = tuple(at[v] for v in f.scope)
+        total += f.time[entry]
+        for w, table in f.streams:
+            streams[w] = streams.get(w, 0) + table[:, *entry]
+    return min(total + sum(s.max() for s in streams.values()), float(INFINITE))
+
+
+def test_lists_have_no_columns_for_streams_that_are_never_the_longest() -> None:
+    """Seven windows in a layer have more ways to choose a stream of each than are listed, but traffic always hides."""
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    layers = 40
+    variables = tuple(Variable(f"x{i}", t(0, 0), t([3], [0])) for i in range(layers))
+    windows = tuple(Window({i: t([0, 10], [0, 9])}, {}) for i in range(layers) for _ in range(7))
+    network = Network(variables, (), capacities=(32,), windows=windows)
+    answer = solver("elimination").solve(network)
+    assert (answer.objective, answer.bound) == (2100, 2100), answer.words  # prices prove 2054
 
 
 def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None:
