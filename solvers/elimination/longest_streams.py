@@ -71,11 +71,12 @@ def _factors(circuit: Circuit, left: Mapping[int, list[int]]) -> tuple[Factor, .
     times: dict[tuple[int, ...], Floats] = {}
 
     def taken(f: Factor) -> Factor:
-        streams, alone = [], []
+        streams: list[tuple[int, Ints]] = []
+        alone: list[tuple[int, Ints]] = []
         for w, table in f.streams:
-            if (key := (id(table), tuple(left[w]))) not in tables:
-                tables[key] = table if len(left[w]) == len(table) else table[left[w]]
-            (streams if len(left[w]) > 1 else alone).append((w, tables[key]))
+            if (part := (id(table), tuple(left[w]))) not in tables:
+                tables[part] = table if len(left[w]) == len(table) else table[left[w]]
+            (streams if len(left[w]) > 1 else alone).append((w, tables[part]))
         key = id(f.time), *(id(table) for _, table in alone)
         if key not in times:
             times[key] = sum((table[0] for _, table in alone), f.time) if alone else f.time
