@@ -170,7 +170,7 @@ def _form_problems(network: Network, at: str, chain: Chain, owner: dict[int, str
 
 
 def _boundary_problems(network: Network, at: str, chain: Chain, owner: Mapping[int, str]) -> Iterator[str]:
-    """Ends inside of another chain, boundaries of different domains, boundaries that cost or use something."""
+    """Ends inside of another chain, repeated reads, boundaries of different domains or that cost or use something."""
     variables = network.variables
     for v in (chain.boundaries[0], chain.boundaries[-1]):
         if v in owner:
@@ -178,6 +178,8 @@ def _boundary_problems(network: Network, at: str, chain: Chain, owner: Mapping[i
     for v in chain.reads:
         if v in owner or v in chain.boundaries:
             yield f"{at} reads {variables[v].name}, which is inside {owner.get(v, at)}"
+    if len({*chain.reads}) < len(chain.reads):
+        yield f"{at} names a variable that it reads twice"
     first = variables[chain.boundaries[0]]
     for b in chain.boundaries:
         if len(variables[b].cost) != len(first.cost):

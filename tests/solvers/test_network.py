@@ -95,6 +95,7 @@ def test_check_accepts_equal_copies() -> None:
         (reading(SMALL, SMALL, reads=()), "an edge leaves it for read"),
         (reading(SMALL, SMALL, reads=(5, 2)), "reads b, which is inside chain 0"),
         (reading(SMALL, SMALL, reads=(5, 6)), "variable 6 of 6"),
+        (reading(SMALL, SMALL, reads=(5, 5)), "names a variable that it reads twice"),
         (replace(PAIR, edges=(Edge(0, 0, table([0])),)), "edge"),
         (replace(PAIR, edges=(Edge(0, 1, table([0, 0])),)), r"cost \(1, 2\), domains \(3, 2\)"),
         (replace(PAIR, capacities=(5, 5)), "for 2 capacities"),
