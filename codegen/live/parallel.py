@@ -71,7 +71,7 @@ class Parallel:
         for bucket in self._optimizer.buckets:
             bucket.flat = None
         for w in self._model.parameters():
-            w.grad = w.message = None  # what a bucket makes anew with its memory
+            w.grad = w.message = None  # the bucket makes new ones when it allocates
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients of `module` to a norm of at most `max_norm`; returns their norm, over all ranks' parts.

@@ -36,12 +36,10 @@ def check_shared(plan: PipelinePlan) -> None:
     for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile"):
         if getattr(shared, name) != getattr(first, name):
             raise PartitaError(f"the operators on all devices have another {name} than the stages")
-    if shared.in_flight != 1 or any(
-        shared.choices[i].output[0] != R for op in ("receive", "send") for i in shared.graph.of(op)
-    ):
+    handed = [*shared.graph.of("receive"), *shared.graph.of("send")]
+    if shared.in_flight != 1 or any(shared.choices[i].output[0] != R for i in handed):
         raise PartitaError("what all devices compute together is handed on whole, a micro-batch at a time")
-    crossing = {shared.graph.nodes[i]["peer"]: layout_words(shared, i)[1:] for i in shared.graph.of("receive")}
-    crossing |= {shared.graph.nodes[i]["peer"]: layout_words(shared, i)[1:] for i in shared.graph.of("send")}
+    crossing = {shared.graph.nodes[i]["peer"]: layout_words(shared, i)[1:] for i in handed}
     for number, part in enumerate(plan.stages):
         for i in (*part.graph.of("from_all"), *part.graph.of("to_all")):
             name, here = part.graph.nodes[i]["peer"], layout_words(part, i)

@@ -83,10 +83,9 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
     assert plan.shared is not None
     graph, last = plan.shared.graph, len(plan.lookup_stages)
     read = {
-        part.graph.nodes[i]["peer"]: number
+        plan.stages[stage].graph.nodes[i]["peer"]: number
         for number, stage in enumerate(plan.lookup_stages)
-        for part in (plan.stages[stage],)
-        for i in part.graph.of("from_all")
+        for i in plan.stages[stage].graph.of("from_all")
     }
     found = dict.fromkeys(range(len(graph.nodes)), last)
     for sent in graph.of("send"):

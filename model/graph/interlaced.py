@@ -34,8 +34,8 @@ class Interlaced:
 def interlaced(pcg: PCG) -> Interlaced:
     """The graphs of an interlaced pipeline. PartitaError: the model does not end with a product and a loss of it alone,
     a weight is read on both sides, or a table is sparse, or joined from several."""
-    found = _division(origin(pcg))
     at = origin(pcg)
+    found = _division(at)
     kept = [i for i in range(len(pcg.nodes)) if i in found.layers or i in found.looked_up]
     layers = [(i, "from_all" if i in found.looked_up else "") for i in kept] + [(found.hidden, "to_all")]
     shared = [(i, "") for i in sorted(found.shared) if pcg.nodes[i].op in SOURCES] + [(found.hidden, "receive")]
@@ -112,7 +112,10 @@ def _lookups(pcg: PCG, scores: Set[int]) -> Iterable[int]:
 
 
 def _is_lookup(pcg: PCG, index: int) -> bool:
-    """True if a node looks up rows of a trained table by an input: computed ids are there only with the scores."""
+    """True if a node looks up rows of a trained table by an input.
+
+    Not by computed ids: what computes them runs with the scores, after the layers that read the rows.
+    """
     node = pcg.nodes[index]
     if node.op in SOURCES or not atoms(pcg)[index].batch:
         return False

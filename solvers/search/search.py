@@ -350,7 +350,7 @@ class _Search:
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
 
     def _is_exhausted(self, candidate: Candidate) -> bool:
-        """True if the solver gave up on the network that comes next, and no cheaper plan than then is known."""
+        """True if the solver gave up on the candidate's next network, and no cheaper plan was found since."""
         limit = candidate.state.exhausted
         return limit is not None and self.cutoff is not None and self.cutoff >= limit
 

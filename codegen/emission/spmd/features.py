@@ -386,7 +386,7 @@ def _least(e: Emission) -> list[str]:
 def _least_bytes(e: Emission) -> int:
     """The fewest bytes with which a bucket ends before it is full, in steps of 100 kB.
 
-    A message of its own costs a latency, for the share of its time that hides behind backward.
+    One more message costs one more latency, and saves only the share of its time that hides behind backward.
     """
     lines = [
         bucket_price(plan, axes, "all_reduce")
