@@ -203,7 +203,7 @@ def report(found: Encoding, assignment: Sequence[int]) -> dict[str, Any]:
     bundles = _bundle_reports(found, assignment)
     return {
         **({"bundles": bundles} if bundles else {}),
-        "memory_bytes": checked.use[0] + found.machine.device.capacity_bytes - network.capacities[0],
+        "memory_bytes": checked.use[0] + found.fixed_bytes,
         "capacity_bytes": found.machine.device.capacity_bytes,
         "unsplit_flops": unsplit_flops([(found, assignment)]),
         "parts_ns": parts,

@@ -57,6 +57,11 @@ class Encoding:
         last = len(self.network.variables[variable].cost) - len(self.bundled.get(variable, ())) - 1
         return variable in self.optional and self.option(assignment, variable)[0] == last
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of a device that no choice changes; the network's capacity is what they leave."""
+        return self.machine.device.capacity_bytes - self.network.capacities[0]
+
     def option(self, assignment: Sequence[int], variable: int) -> tuple[int, BundledOption | None]:
         """The ordinary option that a variable takes, and the bundled option that stands for it, if any."""
         option, further = assignment[variable], self.bundled.get(variable, ())

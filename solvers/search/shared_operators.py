@@ -58,7 +58,7 @@ def least(problem: PlanningProblem, configuration: Configuration, solver: Solver
     use = least_use(network)
     if use >= INFINITE:
         return Least(INFINITE, INFINITE)
-    return Least(solver.solve(without_limit(network), Limits(_MOST_SECONDS)).bound, use + _held(found))
+    return Least(solver.solve(without_limit(network), Limits(_MOST_SECONDS)).bound, use + found.fixed_bytes)
 
 
 def beside(
@@ -68,7 +68,7 @@ def beside(
     found = encoding(problem, configuration)
     left = problem.machine.device.capacity_bytes - max(map(_used_bytes, stages))
     layouts = {name: layout for stage in stages for name, layout in _crossing(*stage)}
-    network = replace(_allowed(found, layouts), capacities=(left - _held(found),))
+    network = replace(_allowed(found, layouts), capacities=(left - found.fixed_bytes,))
     solution = solver.solve(network, Limits(_MOST_SECONDS))
     return None if solution.assignment is None else (found, solution.assignment)
 
@@ -91,14 +91,9 @@ def encoding(problem: PlanningProblem, configuration: Configuration) -> Encoding
     )
 
 
-def _held(found: Encoding) -> int:
-    """Bytes that no choice changes."""
-    return found.machine.device.capacity_bytes - found.network.capacities[0]
-
-
 def _used_bytes(solved: Solved) -> int:
     found, assignment = solved
-    return evaluate(found.network, assignment).use[0] + _held(found)
+    return evaluate(found.network, assignment).use[0] + found.fixed_bytes
 
 
 def _crossing(found: Encoding, assignment: Sequence[int]) -> Iterator[tuple[str, Layout]]:
