@@ -15,6 +15,8 @@ PAYLOADS = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 25_000_000)
 BESIDE_BYTES = 1 << 22
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 HOST = {"what": "host"}
+ROUNDS = 3
+"""In which everything is measured once."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
 
@@ -34,6 +36,11 @@ def device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
                 yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
     if ranks > 1:
         yield {"what": "beside", "group": ranks, "bytes": BESIDE_BYTES}
+
+
+def rounds_of(case: Mapping[str, Any]) -> int:
+    """In how many rounds it is measured: in one what depends on what was measured before it."""
+    return 1 if case["what"] in ("resting", HOST["what"]) else ROUNDS
 
 
 def operator_case(kernel: Kernel) -> dict[str, Any]:

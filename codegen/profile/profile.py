@@ -20,15 +20,17 @@ from ..plan.plan import Plan
 from ..planner.context import Tell
 from ..verification.launch import LaunchError, torchrun
 from . import fit
-from .cases import HOST, device_cases, operator_case, part_of
+from .cases import HOST, device_cases, operator_case, part_of, rounds_of
 from .host import host_calls
 from .kernels import distinct, kernels_of
 from .local import Local, local, visible
 from .plans import asked_plans
+from .rank import record_of
 from .request import ProfileRequest
+from .timing import Timing
 
 FOLDER = "profile"
-SECONDS_EACH = 0.5
+SECONDS_EACH = 0.7
 TIMEOUT = 3600.0
 
 
@@ -77,19 +79,28 @@ def measure(
     cases |= {part_of(case): case for case in map(operator_case, kernels)}
     store = Store(folder)
     known = {} if again else store.read(key)
-    known = {part: record for part, record in known.items() if record["times"] or record["case"]["what"] == "operator"}
-    wanted = [(part, case) for part, case in cases.items() if part not in known]
+    done = {part: _rounds(known.get(part), case) for part, case in cases.items()}
+    wanted = [(part, case, done[part]) for part, case in cases.items() if done[part] < rounds_of(case)]
     about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
     tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
-    if of_ranks := [(part, case) for part, case in wanted if case != HOST]:
+    if of_ranks := [each for each in wanted if each[1] != HOST]:
         _run(of_ranks, here, ranks, folder, (key, threads))
     if len(of_ranks) < len(wanted):  # by this process, whose memory on a GPU no rank's measurement has seen
-        times = {"call": [float(host_calls(here.device)["host_ns"]), 0.0]}
-        store.write(key, part_of(HOST), {"case": HOST, "times": times, "failed": ""})
+        found = {"call": Timing((float(host_calls(here.device)["host_ns"]),))}
+        store.write(key, part_of(HOST), record_of(HOST, found, rounds_of(HOST)))
     records = store.read(key)
     store.close()
     # What the cost model counts for a kernel today, not when it was measured.
     return {part: {**record, "case": cases.get(part, record["case"])} for part, record in records.items()}, len(wanted)
+
+
+def _rounds(record: Record | None, case: Mapping[str, Any]) -> int:
+    """The rounds that need not be run for a case again: all of an operator that cannot be run by itself."""
+    if record is None:
+        return 0
+    if record["times"]:
+        return int(record.get("rounds", 0))
+    return rounds_of(case) if case["what"] == "operator" else 0
 
 
 def _result(machine: Machine, path: Path, records: Mapping[str, Record], measured: int) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def _result(machine: Machine, path: Path, records: Mapping[str, Record], measure
 
 
 def _run(
-    wanted: Sequence[tuple[str, Mapping[str, Any]]], here: Local, ranks: int, folder: Path, at: tuple[bytes, int]
+    wanted: Sequence[tuple[str, Mapping[str, Any], int]], here: Local, ranks: int, folder: Path, at: tuple[bytes, int]
 ) -> None:
     """Run the ranks; `at`: the key of their results, and threads of each. PartitaError: one failed; its last words."""
     key, threads = at

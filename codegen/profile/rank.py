@@ -2,7 +2,9 @@
 
     python -m partita.codegen.profile.rank JOB
 
-Rank 0 stores each result as it comes, so that a run that is stopped goes on where it was.
+Rounds follow each other, in each of which all that is listed is measured, and a result is the median over them: what a
+few seconds of other work on the machine spoil does not count. Rank 0 stores each result as it comes, so that a run that
+is stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ...formulation.placement.placement import divisors
 from ...model.graph.interpreter import computed
 from ...model.graph.pcg import Node
 from ...model.operators.operator import operator
-from ...solvers.cache.store import Store
+from ...solvers.cache.store import Record, Store
+from .cases import ROUNDS, rounds_of
 from .timing import Timing, timed
 
 COPIES_BYTES = 1 << 25
@@ -39,7 +42,7 @@ Measured = dict[str, Timing]
 
 
 def main(path: Path) -> None:
-    """Do a job: {device, store, key, cases: [[part, case], ...]}."""
+    """Do a job: {device, store, key, cases: [[part, case, rounds done], ...]}."""
     job = json.loads(path.read_text())
     device = job["device"]
     if device == "cpu":
@@ -50,18 +53,41 @@ def main(path: Path) -> None:
     rank = dist.get_rank()
     store = Store(Path(job["store"])) if rank == 0 else None
     groups = {size: _groups(size) for size in divisors(dist.get_world_size()) if size > 1}
-    for number, (part, case) in enumerate(job["cases"]):
-        failed = _failure(case, device) if case["what"] == "operator" else ""
-        found = {} if failed else MEASURES[case["what"]](case, device, groups)
-        if store is not None:
-            record = {"case": case, "times": {name: list(time) for name, time in found.items()}, "failed": failed}
-            store.write(bytes.fromhex(job["key"]), part, record)
-            print(f"{number + 1} of {len(job['cases'])} measured", flush=True)
+    key = bytes.fromhex(job["key"])
+    known = store.read(key) if store is not None else {}
+    failures: set[str] = set()
+    for turn in range(ROUNDS):
+        for part, case, done in job["cases"]:
+            if not done <= turn < rounds_of(case) or part in failures:
+                continue
+            failed = _failure(case, device) if case["what"] == "operator" and turn == done else ""
+            found = {} if failed else MEASURES[case["what"]](case, device, groups)
+            failures |= {part} if failed else set()
+            if store is not None:
+                known[part] = record_of(case, found, turn + 1, known[part] if turn else None, failed)
+                store.write(key, part, known[part])
     dist.barrier()
     if store is not None:
         store.close()
     sys.stdout.flush()
     os._exit(0)  # threads of the backend may abort an interpreter that ends on its own
+
+
+def record_of(
+    case: Mapping[str, Any], found: Measured, rounds: int, before: Record | None = None, failed: str = ""
+) -> Record:
+    """What is kept of a case after so many rounds, the last of which `found` this: ns and spread of all its windows."""
+    windows = {name: list(of) for name, of in before["windows"].items()} if before is not None else {}
+    for name, time in found.items():
+        windows.setdefault(name, []).extend(time.windows)
+    times = {name: Timing(tuple(of)) for name, of in windows.items()}
+    return {
+        "case": dict(case),
+        "times": {name: [time.ns, time.spread] for name, time in times.items()},
+        "windows": windows,
+        "rounds": rounds,
+        "failed": failed,
+    }
 
 
 def _groups(size: int) -> Any:
@@ -287,8 +313,8 @@ def _resting(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     if device == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return {"call": Timing(float(total - free), 0.0)}
-    return {"call": Timing(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, 0.0)}
+        return {"call": Timing((float(total - free),))}
+    return {"call": Timing((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,))}
 
 
 MEASURES: dict[str, Callable[[Mapping[str, Any], str, Any], Measured]] = {

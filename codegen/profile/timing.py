@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 WINDOW_S = 0.03
 """Seconds of calls in a row, if they are so many: a scheduler's time slices even out."""
-WINDOWS = 7
+WINDOWS = 3
+"""Of a round: what is measured takes turns, so that no time depends on what one moment of the machine was like."""
 MAX_CALLS = 2000
 SLOW_S = 0.2
 """Calls of more seconds are repeated less often."""
@@ -24,10 +25,19 @@ HOLD_CYCLES = 1 << 23, 1 << 31
 
 
 class Timing(NamedTuple):
-    """ns of a call, the median over windows; `spread`: median absolute deviation / median."""
+    """ns of a call in each window."""
 
-    ns: float
-    spread: float
+    windows: tuple[float, ...]
+
+    @property
+    def ns(self) -> float:
+        """The median of the windows."""
+        return median(self.windows)
+
+    @property
+    def spread(self) -> float:
+        """Median absolute deviation / median."""
+        return median(abs(ns - self.ns) for ns in self.windows) / self.ns
 
 
 def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
@@ -51,9 +61,7 @@ def timed(call: Callable[[], object], device: str = "cpu") -> Timing:
     (once,) = windows(1, 1)  # also warms up
     once = once if once > SLOW_S * 1e9 else windows(1, 2)[0]
     calls = min(max(ceil(WINDOW_S * 1e9 / once), 1), QUEUED_CALLS if queued else MAX_CALLS)
-    found = windows(WINDOWS if once < SLOW_S * 1e9 else 3, calls)
-    middle = median(found)
-    return Timing(middle, median(abs(x - middle) for x in found) / middle)
+    return Timing(tuple(windows(WINDOWS if once < SLOW_S * 1e9 else 1, calls)))
 
 
 def _watched(call: Callable[[], object], calls: int) -> tuple[float, float]:

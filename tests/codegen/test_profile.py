@@ -154,7 +154,10 @@ def records(machine: Machine, ranks: int, spread: float = 0.0) -> list[dict[str,
         return {"call": [fit.collective_ns(machine, case) * noise.uniform(1 - spread, 1 + spread), spread]}
 
     noise = random.Random(0)
-    return [{"case": case, "times": time(case), "failed": ""} for case in listed.device_cases(ranks, "cpu")]
+    return [
+        {"case": case, "times": time(case), "rounds": listed.ROUNDS, "failed": ""}
+        for case in listed.device_cases(ranks, "cpu")
+    ]
 
 
 def test_the_fit_recovers_the_machine_that_was_measured() -> None:
@@ -239,6 +242,28 @@ def test_less_hides_where_messages_take_the_cores(stages: int, share: float) -> 
 # What is kept
 
 
+def test_a_disturbed_round_does_not_count() -> None:
+    """Windows of three rounds, one of which found the machine three times as slow; a product was quick enough once."""
+    case = {"what": "product", "dtype": "float32"}
+    turns = ([10.0, 11.0, 10.0], [30.0, 31.0, 33.0], [10.0, 10.5, 11.5])
+    record = None
+    for number, turn in enumerate(turns):
+        found = {"128": timing.Timing(tuple(turn))} | ({"256": timing.Timing((80.0,))} if number == 2 else {})
+        record = rank.record_of(case, found, number + 1, record)
+    assert record is not None and record["rounds"] == 3 and len(record["windows"]["128"]) == 9
+    assert record["times"] == {"128": [11.0, 1.0 / 11.0], "256": [80.0, 0.0]}
+    assert rank.record_of(case, {}, 4, record)["times"] == record["times"]
+
+
+def test_rounds_that_were_run_are_not_run_again() -> None:
+    one, host = {"what": "launch"}, {"what": "resting"}
+    assert (listed.rounds_of(one), listed.rounds_of(host)) == (listed.ROUNDS, 1)
+    kept = rank.record_of(one, {"call": timing.Timing((1.0,))}, 2)
+    assert profile._rounds(None, one) == 0 and profile._rounds(kept, one) == 2
+    failed = rank.record_of({"what": "operator"}, {}, 1, failed="RuntimeError")
+    assert profile._rounds(failed, {"what": "operator"}) == listed.ROUNDS and profile._rounds(failed, one) == 0
+
+
 def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, partita: Run) -> None:
     """A stopped profile goes on; its file is `--machine local`."""
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path))
@@ -251,9 +276,9 @@ def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch, tm
         done = job["cases"][: 7 if len(asked) == 1 else None]
         store = Store(Path(job["store"]))
         if len(asked) == 1:  # a failure of the machine is not kept as a result
-            part, case = job["cases"][7]
+            part, case, _ = job["cases"][7]
             store.write(bytes.fromhex(job["key"]), part, {"case": case, "times": {}, "failed": "Connection reset"})
-        for part, case in done:
+        for part, case, _ in done:
             store.write(bytes.fromhex(job["key"]), part, measured[json.dumps(case)])
         if len(asked) == 1:
             raise LaunchError("stopped", "")
