@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from ..plan.plan import Plan
 from ..planner.context import Tell
 from ..verification.launch import LaunchError, torchrun
 from . import fit
-from .cases import HOST, device_cases, operator_case, part_of, rounds_of
+from .cases import HOST, ROUNDS, device_cases, operator_case, part_of, rounds_of
 from .host import host_calls
 from .kernels import distinct, kernels_of
 from .local import Local, local, visible
@@ -65,11 +65,19 @@ def profile(request: ProfileRequest, output: Path | None = None, tell: Tell | No
 
 
 def measure(
-    here: Local, ranks: int, plans: Iterable[Plan], *, threads: int = 1, again: bool = False, tell: Tell
+    here: Local,
+    ranks: int,
+    plans: Iterable[Plan],
+    *,
+    threads: int = 1,
+    rounds: int = ROUNDS,
+    again: bool = False,
+    tell: Tell,
 ) -> tuple[Mapping[str, Record], int]:
     """Measure the machine and the kernels of plans for it: all that is known of it, and how much of that is new.
 
-    `threads`: of a rank on a CPU, as torchrun sets them: 1 unless it is alone.
+    `threads`: of a rank on a CPU, as torchrun sets them: 1 unless it is alone. `rounds`: how many it should have been
+    measured in after that.
     """
     folder, key = kept_folder() / FOLDER, here.key(ranks, threads)
     make_folder(folder)
@@ -80,11 +88,11 @@ def measure(
     store = Store(folder)
     known = {} if again else store.read(key)
     done = {part: _rounds(known.get(part), case) for part, case in cases.items()}
-    wanted = [(part, case, done[part]) for part, case in cases.items() if done[part] < rounds_of(case)]
+    wanted = [(part, case, done[part]) for part, case in cases.items() if done[part] < min(rounds_of(case), rounds)]
     about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
-    tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted)) + 10} s" if wanted else about)
+    tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted) * rounds / ROUNDS) + 10} s" if wanted else about)
     if of_ranks := [each for each in wanted if each[1] != HOST]:
-        _run(of_ranks, here, ranks, folder, (key, threads))
+        _run({"rounds": rounds, "cases": of_ranks}, here, ranks, folder, (key, threads))
     if len(of_ranks) < len(wanted):  # by this process, whose memory on a GPU no rank's measurement has seen
         found = {"call": Timing((float(host_calls(here.device)["host_ns"]),))}
         store.write(key, part_of(HOST), record_of(HOST, found, rounds_of(HOST)))
@@ -127,12 +135,10 @@ def _result(machine: Machine, path: Path, records: Mapping[str, Record], measure
 # Measuring
 
 
-def _run(
-    wanted: Sequence[tuple[str, Mapping[str, Any], int]], here: Local, ranks: int, folder: Path, at: tuple[bytes, int]
-) -> None:
+def _run(wanted: Mapping[str, Any], here: Local, ranks: int, folder: Path, at: tuple[bytes, int]) -> None:
     """Run the ranks; `at`: the key of their results, and threads of each. PartitaError: one failed; its last words."""
     key, threads = at
-    job = {"device": here.device, "store": str(folder), "key": key.hex(), "cases": list(wanted)}
+    job = {"device": here.device, "store": str(folder), "key": key.hex(), **wanted}
     environment = {"OMP_NUM_THREADS": str(threads), **visible(here, ranks)}
     with tempfile.TemporaryDirectory(prefix="partita-profile-") as scratch:
         path = Path(scratch) / "job.json"

@@ -28,7 +28,7 @@ from ...model.graph.interpreter import computed
 from ...model.graph.pcg import Node
 from ...model.operators.operator import operator
 from ...solvers.cache.store import Record, Store
-from .cases import ROUNDS, rounds_of
+from .cases import rounds_of
 from .timing import Timing, timed
 
 COPIES_BYTES = 1 << 25
@@ -42,7 +42,7 @@ Measured = dict[str, Timing]
 
 
 def main(path: Path) -> None:
-    """Do a job: {device, store, key, cases: [[part, case, rounds done], ...]}."""
+    """Do a job: {device, store, key, rounds, cases: [[part, case, rounds done], ...]}."""
     job = json.loads(path.read_text())
     device = job["device"]
     if device == "cpu":
@@ -56,7 +56,7 @@ def main(path: Path) -> None:
     key = bytes.fromhex(job["key"])
     known = store.read(key) if store is not None else {}
     failures: set[str] = set()
-    for turn in range(ROUNDS):
+    for turn in range(job["rounds"]):
         for part, case, done in job["cases"]:
             if not done <= turn < rounds_of(case) or part in failures:
                 continue

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from partita.bench import bench
-from partita.bench.local import OF_GPUS, TEN, cases, totals
+from partita.bench.local import OF_GPUS, totals
+from partita.bench.local_cases import TEN, cases
 from partita.bench.step_times import TRACED, trace_of
 from partita.codegen.profile.local import Local
 
