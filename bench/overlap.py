@@ -9,8 +9,8 @@ the mean over the weights of the model, divided by the messages that gloo sends 
 that of an all-reduce beside products that take as long, since the cores carry the emulated links, too.
 
 `gain` is what overlapping saves, in seconds of a step; `share`, the measured gain by the predicted one; `ratio` and
-`waiting_ratio`, predicted by measured steps. Times are medians of three runs, on loopback of five. What cannot be run
-has no times, and `why` says what went wrong, or that both forms are the same program.
+`waiting_ratio`, predicted by measured steps. Times are medians of three runs of two steps, on loopback of 21 steps.
+What cannot be run has no times, and `why` says what went wrong, or that both forms are the same program.
 """
 
 import tempfile
@@ -51,9 +51,9 @@ class Case:
     plan: str
     ranks: int
     rate: float | None
+    rounds: int
+    steps: int
     samples: int = 64
-    rounds: int = 5
-    steps: int = 2
 
     @property
     def network(self) -> str:
@@ -68,13 +68,13 @@ RATE = 200e6
 """bit/s of all links together: the two cores of a small computer carry no more beside the ranks."""
 
 CASES = tuple(
-    Case(model, plan, ranks, RATE / ranks if limited else None, rounds=3 if limited else 5)
+    Case(model, plan, ranks, RATE / ranks if limited else None, *((3, 2) if limited else (21, 1)))
     for limited in (True, False)
     for ranks in (4, 8)
     for model in ("gpt, narrow", "llama, narrow")
     for plan in (DATA, GATHERED_AGAIN)
 )
-SMALL = (Case("gpt, tiny", GATHERED_AGAIN, 2, None, samples=4, rounds=1, steps=1),)
+SMALL = (Case("gpt, tiny", GATHERED_AGAIN, 2, None, rounds=1, steps=1, samples=4),)
 TIMES = ("waiting", "overlapped", "spread", "predicted_waiting", "predicted_overlapped")
 COMPARED = ("gain", "predicted_gain", "share", "ratio", "waiting_ratio")
 

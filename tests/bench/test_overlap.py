@@ -35,7 +35,7 @@ def test_rows_say_why_no_network_is_emulated(monkeypatch: pytest.MonkeyPatch) ->
         raise PartitaError("no network can be emulated: only root may")
 
     monkeypatch.setattr(overlap_bench, "emulated", refuse)
-    row = measure(Case("gpt, tiny", DATA, 2, 100e6, samples=4))
+    row = measure(Case("gpt, tiny", DATA, 2, 100e6, rounds=5, steps=2, samples=4))
     assert row["why"] == "no network can be emulated: only root may" and row["overlapped"] is None
     assert totals([row])["not_run"] == 1
 
