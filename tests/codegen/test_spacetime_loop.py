@@ -27,6 +27,7 @@ from partita import (
     swap,
 )
 from partita.codegen.emission.spacetime.emit import emit
+from partita.codegen.emission.spacetime.segment_functions import Code, Segments
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.report.spacetime_trace import timeline
 from partita.formulation.pipeline.orders import Slot
@@ -302,6 +303,20 @@ def test_tasks_do_not_grow_with_micro_batches() -> None:
     assert large.looped.tasks > 50 * small.looped.tasks
     assert large.prediction.step_ns > 50 * small.prediction.step_ns
     assert large.batch == 400 and "BATCH = 400 " in large.source()
+
+
+def test_the_functions_of_micro_batches_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, ...]] = []
+    write = Segments.write
+
+    def noted(segment: Segments) -> Code:
+        written.append(tuple(op.node for op in segment.segment.ops))
+        return write(segment)
+
+    monkeypatch.setattr(Segments, "write", noted)
+    planned(pipelined, micro_batches, 5).source()
+    assert written
+    assert len(written) == len({*written})
 
 
 def many(count: int) -> Write:

@@ -6,7 +6,7 @@ While a device's program is being written, its numbers are marked, `<role|3>`, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -108,16 +108,14 @@ def of_rank(piece: Piece, rank: int) -> Piece:
 def shape(piece: Piece) -> object:
     """A piece without the constants of its numbers."""
     if isinstance(piece, Line):
-        return piece.text, tuple((n.role, n.terms, n.more) for n in piece.numbers)
+        return piece.text, tuple([(role, terms, more) for role, _, terms, more in piece.numbers])
     return piece.variable, piece.count, tuple(map(shape, (*piece.names, *piece.body)))
 
 
-def numbers(piece: Piece) -> Iterator[Number]:
+def numbers(piece: Piece) -> Sequence[Number]:
     if isinstance(piece, Line):
-        yield from piece.numbers
-    else:
-        for inner in (*piece.names, *piece.body):
-            yield from numbers(inner)
+        return piece.numbers
+    return [number for inner in (*piece.names, *piece.body) for number in numbers(inner)]
 
 
 def mapped(piece: Piece, change: Callable[[Number], Number]) -> Piece:
@@ -128,58 +126,61 @@ def mapped(piece: Piece, change: Callable[[Number], Number]) -> Piece:
     return RolledLoop(piece.variable, piece.count, tuple(mapped(inner, change) for inner in piece.body), names)
 
 
+class _Look(NamedTuple):
+    """A piece, the number of its shape, and its constants."""
+
+    piece: Piece
+    key: int
+    constants: list[int]
+
+
 def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:
     """Roll up blocks that repeat with numbers advancing in equal steps, then lines that differ in a name."""
-    current = list(pieces)
-    grown = True
     ids: dict[object, int] = {}
-    known: dict[int, tuple[Piece, int, list[int]]] = {}  # by id: most pieces stay what they are
 
-    def looked_at(piece: Piece) -> tuple[Piece, int, list[int]]:
-        """A piece, the number of its shape, and its constants."""
-        if id(piece) not in known:
-            found = ids.setdefault(shape(piece), len(ids)), [number.constant for number in numbers(piece)]
-            known[id(piece)] = piece, *found
-        return known[id(piece)]
+    def looked_at(piece: Piece) -> _Look:
+        constants = [number.constant for number in numbers(piece)]
+        return _Look(piece, ids.setdefault(shape(piece), len(ids)), constants)
 
+    current, grown = list(map(looked_at, pieces)), True
     while grown:
         grown = False
-        looks = list(map(looked_at, current))
-        keys, flat = np.array([key for _, key, _ in looks]), [constants for *_, constants in looks]
+        keys = np.array([look.key for look in current])
         for length in range(1, min(LONGEST_BLOCK, len(current) // 2) + 1):
-            made = _roll(current, keys, flat, length)
+            made = _roll(current, keys, length, looked_at)
             if made is not None:
                 current, grown = made, True
                 break
-    return _over_names(current) if names else current
+    found = [look.piece for look in current]
+    return _over_names(found) if names else found
 
 
 def _roll(
-    pieces: Sequence[Piece], keys: NDArray[np.int_], flat: Sequence[list[int]], length: int
-) -> list[Piece] | None:
+    looks: Sequence[_Look], keys: NDArray[np.int_], length: int, looked_at: Callable[[Piece], _Look]
+) -> list[_Look] | None:
     """Loops over blocks of `length` pieces with equal `keys`; None if nothing repeats."""
     same = np.concatenate(([0], np.cumsum(keys[length:] == keys[:-length])))
     starts = np.flatnonzero(same[length:] - same[:-length] == length)  # a block that the next one is like
-    result: list[Piece] = []
+    result: list[_Look] = []
     at, changed = 0, False
     for start in starts.tolist():
         if start < at:
             continue
-        count, steps = _repeats(keys, flat, start, length)
+        count, steps = _repeats(looks, keys, start, length)
         if ((count - 1) * length >= 2 and any(steps)) or (count > 2 and not any(steps)):
-            result += pieces[at:start]
-            result.append(_loop(pieces[start : start + length], count, steps))
+            result += looks[at:start]
+            result.append(looked_at(_loop([look.piece for look in looks[start : start + length]], count, steps)))
             at, changed = start + count * length, True
-    return [*result, *pieces[at:]] if changed else None
+    return [*result, *looks[at:]] if changed else None
 
 
-def _repeats(keys: NDArray[np.int_], flat: Sequence[list[int]], at: int, length: int) -> tuple[int, list[int]]:
+def _repeats(looks: Sequence[_Look], keys: NDArray[np.int_], at: int, length: int) -> tuple[int, list[int]]:
     """How often a block repeats with numbers advancing in equal steps, and these steps."""
-    first = [n for own in flat[at : at + length] for n in own]
+    first = [n for look in looks[at : at + length] for n in look.constants]
     steps: list[int] = []
     count, before = 1, first
     while np.array_equal(keys[at + count * length : at + (count + 1) * length], keys[at : at + length]):
-        block = [n for own in flat[at + count * length : at + (count + 1) * length] for n in own]
+        block = [n for look in looks[at + count * length : at + (count + 1) * length] for n in look.constants]
         moved = [b - a for a, b in zip(before, block, strict=True)]
         if count > 1 and moved != steps:
             break

@@ -147,20 +147,25 @@ class Flow:
         self.writers: dict[Register, list[int]] = defaultdict(list)
         self.readers: dict[Register, list[int]] = defaultdict(list)
         self.run: dict[tuple[Op, Phase], int] = {}  # by forward operator
+        self._operands: dict[tuple[Op, Phase], dict[int, Register]] = {}
+        self._phases: list[Phase | None] = []  # by place, as are the next
+        self._ops: list[Op | None] = []
+        self._transfers: list[bool] = []
         for place, instruction in enumerate(self.instructions):
             for register in writes(instruction):
                 self.writers[register].append(place)
             for register in reads(instruction):
                 self.readers[register].append(place)
-            if isinstance(instruction, Run):
-                self.run[forward_of(instruction.op), instruction.op.phase] = place
+            self._transfers.append(communicates(instruction))
+            op = instruction.op if isinstance(instruction, Run) else None
+            self._phases.append(op.phase if op is not None and op.phase in COMPUTING else None)
+            self._ops.append(forward_of(op) if op is not None else None)
+            if op is not None:
+                self.run[forward_of(op), op.phase] = place
 
     def phase(self, place: int) -> Phase | None:
         """The phase of an instruction that runs inside a segment; None for others."""
-        instruction = self.instructions[place]
-        if isinstance(instruction, Run) and instruction.op.phase in COMPUTING:
-            return instruction.op.phase
-        return None
+        return self._phases[place]
 
     def everywhere(self, place: int) -> Iterator[Instruction]:
         """The instruction at a place, as each of `ranks` has it."""
@@ -174,11 +179,13 @@ class Flow:
 
     def transfers(self, place: int) -> bool:
         """True if other devices take part in an instruction."""
-        return communicates(self.instructions[place])
+        return self._transfers[place]
 
     def op(self, place: int) -> Op:
         """The forward operator of a run."""
-        return forward_of(_run(self.instructions[place]).op)
+        found = self._ops[place]
+        assert found is not None
+        return found
 
     def of(self, op: Op, phase: Phase) -> Run | None:
         """The run of a forward operator, or of its recomputation, backward, …, on this device."""
@@ -187,12 +194,15 @@ class Flow:
 
     # Operands
 
-    def operands(self, op: Op, phase: Phase = Phase.FORWARD) -> dict[int, Register]:
+    def operands(self, op: Op, phase: Phase = Phase.FORWARD) -> Mapping[int, Register]:
         """The register of every operand that is not an input or buffer of the graph."""
-        run = self.of(op, phase)
-        assert run is not None
-        places = [p for p, i in enumerate(op.of.inputs) if self.pcg.nodes[i].op not in ("input", "buffer")]
-        return dict(zip(places, run.reads, strict=True))
+        found = self._operands.get((op, phase))
+        if found is None:
+            run = self.of(op, phase)
+            assert run is not None
+            places = [p for p, i in enumerate(op.of.inputs) if self.pcg.nodes[i].op not in ("input", "buffer")]
+            found = self._operands[op, phase] = dict(zip(places, run.reads, strict=True))
+        return found
 
     def result(self, op: Op, phase: Phase = Phase.FORWARD) -> Register | None:
         run = self.of(op, phase)

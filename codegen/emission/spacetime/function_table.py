@@ -2,14 +2,14 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ....model.machine.precision import Precision
 from ..common.conversions import Used
 from ..common.rolled_lines import Number, Piece, mapped, numbers, shape, written
 from ..common.text import wrap
-from .segment_functions import Code
+from .segment_functions import Code, Segments
 from .segments import DeviceSegment
 
 MOST_PARAMETERS = 4
@@ -20,7 +20,7 @@ MOST_PARAMETERS = 4
 class Functions:
     """The functions of all segments of a program, by name. `bases`: the numbers with which each is called.
 
-    `precision`: of the plan. `fetches`: whether devices take weights from others.
+    `precision`: of the plan. `fetches`: whether devices take weights from others. `known`: a segment's code by key.
     """
 
     used: Used
@@ -29,6 +29,15 @@ class Functions:
     names: dict[object, str] = field(default_factory=dict)
     codes: dict[str, Code] = field(default_factory=dict)
     bases: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    known: dict[Hashable, Code] = field(default_factory=dict)
+
+    def code(self, segment: Segments) -> Code:
+        """The code of a segment; of those with equal keys it is written once."""
+        key = segment.key()
+        if key in self.known:
+            return segment.like(self.known[key])
+        self.known[key] = segment.write()
+        return self.known[key]
 
     def add(self, code: Code, title: str) -> None:
         """Name the function of a segment like an equal one, else by its title."""

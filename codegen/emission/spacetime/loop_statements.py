@@ -22,8 +22,8 @@ from .data_flow import TEMPLATE, Flow
 from .device_statements import Written
 from .segments import SegmentPhase
 
-Item: TypeAlias = tuple[int, int]
-"""An instruction at a place of the flow, and its micro-batch."""
+Item: TypeAlias = int
+"""An instruction of a micro-batch: its place in the flow times the number of micro-batches, plus that of its own."""
 
 
 def statements(looped: Looped, flow: Flow, written: Sequence[Written]) -> list[Piece]:
@@ -42,7 +42,7 @@ class _Block(NamedTuple):
 
 class _Device:
     def __init__(self, looped: Looped, loop: Loop, flow: Flow, written: Sequence[Written]) -> None:
-        self.loop, self.flow, self.written = loop, flow, written
+        self.loop, self.flow, self.written, self.count = loop, flow, written, loop.count
         steps = looped.program.steps[flow.device]
         self.micro = [looped.of[steps[place]] for place in flow.places]
         self.blocks: dict[int, _Block] = {}  # by place
@@ -54,16 +54,19 @@ class _Device:
             elif own.step is not None and own.pieces:
                 self.text[own.step] = number
         self.needed = [self._needed(place, needs) for place, needs in enumerate(self._needs())]
-        self.queue = deque(item for item in self._order(looped) if item[0] in self.blocks or item[0] in self.text)
+        self.queue = self._order(looped)
         self.lines = [[(own, _moving(own)) for own in map(_line, statement.pieces)] for statement in written]
         self.pieces: list[Piece] = []
+        self.numbers = [Number("m", micro) for micro in range(loop.count)]
         self._check()
 
-    def _order(self, looped: Looped) -> list[Item]:
-        """The device's instructions in the order of all micro-batches."""
+    def _order(self, looped: Looped) -> deque[Item]:
+        """The device's instructions with statements in the order of all micro-batches."""
         at, place = looped.instructions(self.flow.device)
         own = np.argsort(self.flow.places)[place]  # places of the flow
-        return list(zip(own.tolist(), looped.micros[at].tolist(), strict=True))
+        has = np.zeros(len(self.flow.places), dtype=bool)
+        has[[*self.blocks, *self.text]] = True
+        return deque((own * self.count + looped.micros[at])[has[own]].tolist())
 
     def _needs(self) -> list[frozenset[int]]:
         """By place, what an instruction needs that has statements: of a sum that autograd forms, what is added."""
@@ -81,7 +84,7 @@ class _Device:
             if own is not None and own == self.micro[place]:
                 same.append(other)
             else:
-                others.append((other, 0 if own is None else self.loop.shown[own]))
+                others.append(other * self.count + (0 if own is None else self.loop.shown[own]))
         return same, others
 
     def _check(self) -> None:
@@ -101,7 +104,7 @@ class _Device:
 
     def write(self) -> list[Piece]:
         while self.queue:
-            place, micro = self.queue.popleft()
+            place, micro = divmod(self.queue.popleft(), self.count)
             if place in self.blocks:
                 self._block(self.blocks[place], place, micro)
             else:
@@ -116,12 +119,12 @@ class _Device:
     def _block(self, block: _Block, first: int, micro: int) -> None:
         """Collect a block. What lies in its way runs before it or returns to the queue."""
         flow, left = self.flow, len(block.places) - 1
-        after = {(first, micro)}
+        after = {first * self.count + micro}
         deferred: dict[Item, None] = {}
         moving = False  # whether a transfer is deferred
         while left:
             item = self.queue.popleft()
-            place, own = item
+            place, own = divmod(item, self.count)
             if place in block.places and own == micro:
                 if self._needs_any(place, own, deferred):
                     raise Irregular("a block needs what needs the block")
@@ -140,7 +143,7 @@ class _Device:
         """True if the instruction of a micro-batch needs one of some items."""
         same, others = self.needed[place]
         for other in same:
-            if (other, micro) in items:
+            if other * self.count + micro in items:
                 return True
         return any(other in items for other in others)
 
@@ -150,8 +153,8 @@ class _Device:
         def settled(found: Number) -> Number:
             if found.constant != shown and found.constant == 1:
                 raise Irregular("a statement is of two micro-batches")
-            constant = micro if found.constant == shown else self.loop.shown[found.constant]
-            return Number("m", constant, found.terms, found.more)
+            own = self.numbers[micro if found.constant == shown else self.loop.shown[found.constant]]
+            return own._replace(terms=found.terms, more=found.more) if found.terms or found.more else own
 
         for own, moving in self.lines[number]:
             numbers = list(own.numbers)

@@ -34,8 +34,10 @@ class Blocks(Registers):
         for segment in self.arranged.segments:
             merged = merge(flow, segment)
             self.merged |= merged
-            self.code[segment] = Segments(flow, segment, merged, functions.used, functions.precision.narrow).write()
-            functions.add(self.code[segment], _title(segment))
+            code = functions.code(Segments(flow, segment, merged, functions.used, functions.precision.narrow))
+            if not code.name:
+                functions.add(code, _title(segment))
+            self.code[segment] = code
         self._number_equal_calls()
         self.find_lanes()
 

@@ -4,7 +4,7 @@ Numbers in the names of weights become arguments, so that layers and stages that
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -96,15 +96,60 @@ class Segments(FunctionWriter):
         self.made: dict[Any, int] = {}
         self.names: dict[tuple[Op, int], str] = {}
         self.recorded = any(flow.of(op, Phase.BACKWARD) is not None for op in segment.ops)
-        self.code = Code(segment)
+        self.code = Code(segment, outs=self._outs())
         self.cuts: dict[tuple[str, int, int, int], str] = {}
+
+    def key(self) -> Hashable:
+        """Equal for segments with one function: they differ in registers and in the numbers of parts alone.
+
+        So do the micro-batches of a layer, and often the ranks that compute it.
+        """
+        numbers: dict[object, int] = {}
+
+        def number(of: object) -> int:
+            return numbers.setdefault(of, len(numbers))
+
+        flow, found = self.flow, list[Hashable]()
+        for op in self.segment.ops:
+            operands = (
+                (p, number(register), number(self._gradient(op, p))) for p, register in flow.operands(op).items()
+            )
+            cuts = (
+                (cut.row, cut.label, cut.parts, cut.total, number(own))
+                for cut, own in zip(op.cuts, _cut_keys(op), strict=True)
+            )
+            again = tuple(register.tensor.node for register in flow.again(op))
+            kinds = op.split, op.computed_once, flow.of(op, Phase.BACKWARD) is None, again
+            found.append((op.node, kinds, tuple(operands), number(flow.result(op)), tuple(cuts)))
+        at = {op: place for place, op in enumerate(self.segment.ops)}
+        return tuple(found), tuple(at[out.op] for out in self.code.outs)
+
+    def like(self, other: Code) -> Code:
+        """The code of the segment, from that of one with an equal key."""
+        own = dict(zip(other.segment.ops, self.segment.ops, strict=True))
+
+        def moved(leaf: tuple[Op, int]) -> tuple[Op, int]:
+            return own[leaf[0]], leaf[1]
+
+        def weight(of: Weight) -> Weight:
+            op, operand = moved(of.reader)
+            return Weight(of.text, (op, operand), self.flow.operands(op)[operand], self._gradient(op, operand))
+
+        return replace(
+            other,
+            segment=self.segment,
+            values=list(map(moved, other.values)),
+            constants=list(map(moved, other.constants)),
+            weights=list(map(weight, other.weights)),
+            outs=self.code.outs,
+            parts=tuple((name, own[op], own[op].cuts[op.cuts.index(cut)]) for name, op, cut in other.parts),
+        )
 
     def write(self) -> Code:
         """The code of the segment."""
         counts = counted(self.pcg)
         for op in self.segment.ops:
             self._operator(op, op.node in counts)
-        self.code.outs = self._outs()
         results = [self.made[out.op] for out in self.code.outs]
         body = self.lines(results, 4, lambda texts: f"return {', '.join(texts) or '()'}")
         text = "\n".join(body)
@@ -202,8 +247,7 @@ class Segments(FunctionWriter):
         """A value from outside: a weight by its name, else an argument, one per gradient."""
         source = op.of.inputs[operand]
         node = self.pcg.nodes[source]
-        gradient = self.flow.made.get((op, operand))
-        gradient = self.merged.get(gradient, gradient) if gradient is not None else None
+        gradient = self._gradient(op, operand)
         key = (register, gradient)
         if key in self.made:
             return self.made[key]
@@ -218,6 +262,11 @@ class Segments(FunctionWriter):
         (self.code.values if back else self.code.constants).append((op, operand))
         self.names[op, operand] = name
         return self._leaf(key, "argument", name, source)
+
+    def _gradient(self, op: Op, operand: int) -> Register | None:
+        """The register of an operand's gradient, if it is read."""
+        gradient = self.flow.made.get((op, operand))
+        return self.merged.get(gradient, gradient) if gradient is not None else None
 
     def _source(self, op: Op, operand: int, source: int) -> int:
         """The part of an input or buffer, which are whole on every device."""
@@ -251,8 +300,7 @@ class Segments(FunctionWriter):
 
     def _axis(self, op: Op, cut: Cut) -> str:
         """The name of a cut within the function."""
-        place = op.cuts[: op.cuts.index(cut)]
-        key = (cut.label, sum(other.label == cut.label for other in place), cut.parts, cut.number)
+        key = _cut_keys(op)[op.cuts.index(cut)]
         if key not in self.cuts:
             name = cut.label if cut.label.isidentifier() and cut.label not in _TAKEN else "part"
             count = sum(re.sub(r"\d+$", "", other) == name for other in self.cuts.values())
@@ -284,6 +332,11 @@ class Segments(FunctionWriter):
             ):
                 outs.append(Out(op, back))
         return sorted(outs, key=lambda out: out.gradients is None)
+
+
+def _cut_keys(op: Op) -> list[tuple[str, int, int, int]]:
+    """What cuts of several operators have in common that have one name within a function."""
+    return [(label, count, cut.parts, cut.number) for (label, count), cut in op.labels.items()]
 
 
 def _in_compute_dtype(texts: Sequence[str]) -> str:

@@ -62,18 +62,25 @@ def arrange(flow: Flow) -> Arranged:
     """The segments of one device, and the order in which its work is written."""
     lane = lanes(flow)
     by_layer = _fetched(flow) | {op for op in lane if op.swapped}
-    piece: dict[Op, Hashable] = {}
+    keys: dict[Op, Hashable] = {}
     for op in lane:
         own_layer = layer(op) if op in by_layer else None
         alone = op if op.exchanges else None  # like a transfer, it has a place among those of the device
-        piece[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op), alone
+        keys[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op), alone
+    piece = _numbered(keys)
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
-        finer = _refined(flow, piece, steps)
+        finer = _numbered(_refined(flow, piece, steps))
         if len(set(finer.values())) == len(set(piece.values())):
             break
         piece = finer
     return _labelled(flow, piece, lane, steps)
+
+
+def _numbered(keys: Mapping[Op, Hashable]) -> dict[Op, int]:
+    """By operator, a number that is equal for equal keys."""
+    numbers: dict[Hashable, int] = {}
+    return {op: numbers.setdefault(key, len(numbers)) for op, key in keys.items()}
 
 
 def _fetched(flow: Flow) -> set[Op]:
@@ -104,7 +111,7 @@ def _unrecorded(flow: Flow, op: Op) -> bool:
 class _Arrangement:
     """One pass over a device's instructions that groups them into blocks, given which operators may be together."""
 
-    def __init__(self, flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane]) -> None:
+    def __init__(self, flow: Flow, piece: Mapping[Op, int], lane: Mapping[Op, Lane]) -> None:
         self.flow, self.piece, self.lane = flow, piece, lane
         self.count = Counter(
             (phase, piece[flow.op(place)]) for place in range(len(flow.instructions)) if (phase := flow.phase(place))
@@ -215,7 +222,7 @@ class _Arrangement:
         return True
 
 
-def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[SegmentPhase | int]) -> dict[Op, Hashable]:
+def _refined(flow: Flow, piece: Mapping[Op, int], steps: Sequence[SegmentPhase | int]) -> dict[Op, Hashable]:
     """Refine `piece`: operators stay together if every phase has put them into the same block."""
     number: dict[tuple[Op, Phase], int] = {}
     for count, step in enumerate(steps):
@@ -247,12 +254,12 @@ def _refined(flow: Flow, piece: Mapping[Op, Hashable], steps: Sequence[SegmentPh
 
 
 def _labelled(
-    flow: Flow, piece: Mapping[Op, Hashable], lane: Mapping[Op, Lane], steps: list[SegmentPhase | int]
+    flow: Flow, piece: Mapping[Op, int], lane: Mapping[Op, Lane], steps: list[SegmentPhase | int]
 ) -> Arranged:
     """Assign segments to the blocks, and find the sums between their operators that autograd computes."""
     arranged = Arranged(steps)
-    segments: dict[Hashable, DeviceSegment] = {}
-    ops: dict[Hashable, list[Op]] = {}
+    segments: dict[int, DeviceSegment] = {}
+    ops: dict[int, list[Op]] = {}
     for step in steps:
         if isinstance(step, SegmentPhase) and step.phase is Phase.FORWARD:
             ops.setdefault(piece[flow.op(step.places[0])], []).extend(map(flow.op, step.places))

@@ -58,8 +58,9 @@ def _earlier(program: Materialized, events: Sequence[Sequence[tuple[int, int]]])
         for register in writes(devices[device][place])
     }
     starts: dict[Hashable, int] = {}
-    for device, (instructions, steps) in enumerate(zip(devices, program.steps, strict=True)):
-        for step, instruction in zip(steps, instructions, strict=True):
+    brought = {device for step in bringing for device, _ in events[step]}
+    for device in sorted(brought):
+        for step, instruction in zip(program.steps[device], devices[device], strict=True):
             for register in reads(instruction):
                 if register in readers:
                     readers[register].append((step, instruction))
