@@ -44,7 +44,12 @@ def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> lis
     Transfers between them are not compared.
     """
     kinds: dict[object, _Kind] = {}
-    return numbered(_Rank(own, program, micro, kinds).key() for own in program.devices)
+    numbers: dict[Hashable, int] = {}  # those of instructions, as they are compared with each other
+
+    def key(own: Sequence[Instruction]) -> Hashable:
+        return tuple([numbers.setdefault(one, len(numbers)) for one in _Rank(own, program, micro, kinds).compared()])
+
+    return numbered(map(key, program.devices))
 
 
 def equal_ranks(program: Materialized, members: Members, keys: Sequence[Hashable]) -> tuple[int, ...]:
@@ -109,13 +114,13 @@ class _Rank:
         self.parts: dict[object, int] = {}
         self.origin: dict[int, Box] = {}  # by parameter: the first box that is kept here
         self.numbers: dict[tuple[str, int, int], set[int]] = {}
-        for instruction in instructions:
-            if isinstance(instruction, Run):
-                for (label, count), cut in (instruction.op.forward or instruction.op).labels.items():
-                    self.numbers.setdefault((label, count, cut.parts), set()).add(cut.number)
+        for own in dict.fromkeys(i.op.forward or i.op for i in instructions if isinstance(i, Run)):
+            for (label, count), cut in own.labels.items():
+                self.numbers.setdefault((label, count, cut.parts), set()).add(cut.number)
 
-    def key(self) -> Hashable:
-        return tuple(map(self._instruction, self.instructions))
+    def compared(self) -> Iterable[Hashable]:
+        """By instruction, what equal ranks have alike."""
+        return map(self._instruction, self.instructions)
 
     def _instruction(self, instruction: Instruction) -> Hashable:
         kind, read = type(instruction), tuple(map(self._register, reads(instruction)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...model.graph.layout import COLLECTIVES, Action
 from ..special import Message as Exchanged
+from .equal_ranks import numbered
 from .looped import Looped, Numbers
 from .mask import VALUE, PTensor
 from .materialized import Collective, Materialized, Run, Send
@@ -57,6 +58,7 @@ class Moves:
         self.looped, self.prices, self.weights = looped, prices, weights
         self.moves = dict(_moves(looped.program, prices, weights))
         self.known: dict[object, int] = {}
+        self.runs: dict[tuple[int, ...], Sequence[int]] = {}  # by steps
 
     @cached_property
     def transfers(self) -> NDArray[np.bool_]:
@@ -72,17 +74,26 @@ class Moves:
     def ns(self) -> Numbers:
         """The time of every event that is a transfer, in the order of all; 0 for the others."""
         here = self.transfers[self.looped.steps]
+        steps = self.looped.steps[here]
         found = np.zeros(len(here), dtype=np.int64)
-        found[here] = list(self._times(self.looped.steps[here].tolist()))
+        found[here] = [ns for run in self._similar(steps) for ns in self._times(run)]
         return found
 
-    def _times(self, steps: Sequence[int]) -> Iterator[int]:
-        """The times of consecutive transfers."""
-        moves = map(self.moves.__getitem__, steps)
-        for _, similar in groupby(moves, key=lambda move: (move[:4], len(move.group), move.messages)):
-            for run in _disjoint(similar):
-                ns = self._ns(run)
-                yield from (ns for _ in run)
+    def _similar(self, steps: Numbers) -> Iterator[tuple[int, ...]]:
+        """Consecutive transfers of one tensor that go on in the same way."""
+        kinds = np.zeros(len(self.looped.events), dtype=np.int64)
+        kinds[list(self.moves)] = numbered((m[:4], len(m.group), m.messages) for m in self.moves.values())
+        changes = 1 + np.flatnonzero(np.diff(kinds[steps]))
+        own = steps.tolist()
+        for start, stop in pairwise((0, *changes.tolist(), len(own)) if own else ()):
+            yield tuple(own[start:stop])
+
+    def _times(self, steps: tuple[int, ...]) -> Sequence[int]:
+        """The times of similar transfers one after another."""
+        if steps not in self.runs:
+            runs = _disjoint(map(self.moves.__getitem__, steps))
+            self.runs[steps] = [ns for run in runs for ns in [self._ns(run)] * len(run)]
+        return self.runs[steps]
 
     def _ns(self, run: Sequence[Move]) -> int:
         move, groups = run[0], tuple(move.group for move in run)

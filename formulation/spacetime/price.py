@@ -9,7 +9,7 @@ F of a part is the operator's times the fractions left by its cuts; its bytes ar
 keeps on the updating device are free. What parts exchange while they run comes on top, once for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -60,6 +60,7 @@ class Prices:
         self._constant = constants(graph.pcg)
         self._tasks: dict[object, int] = {}
         self._even: dict[object, bool] = {}
+        self._saved: dict[object, Saved] = {}
         self.special = SpecialPrices(graph, self.precision)
 
     # Sizes
@@ -84,6 +85,12 @@ class Prices:
 
         `stored`: the device keeps the parameters, so in mixed precision the operator saves its casts of them.
         """
+        key = self._alike(op), stored
+        if key not in self._saved:
+            self._saved[key] = self._saved_by(op, stored)
+        return self._saved[key]
+
+    def _saved_by(self, op: Op, stored: bool) -> Saved:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
         copied = self.special.copied(op)
         saved = [name for name in entry.kept(node, sources) if name not in copied]
@@ -130,15 +137,19 @@ class Prices:
 
     def task_ns(self, op: Op) -> int:
         """Time of a task. PartitaError: an unknown operator, a sparse gradient, a missing host link."""
-        cuts = tuple((cut.row, cut.parts) for cut in op.cuts)
         split = op.forward is not None and op.forward.split
-        if (op.node, cuts) not in self._even:
-            self._even[op.node, cuts] = op.even
-        numbers = () if self._even[op.node, cuts] else tuple(cut.number for cut in op.cuts)
-        key = op.node, op.phase, cuts, numbers, split, op.region and op.region.sizes
+        key = self._alike(op), op.phase, split, op.region and op.region.sizes
         if key not in self._tasks:
             self._tasks[key] = self._task_ns(op)
         return self._tasks[key]
+
+    def _alike(self, op: Op) -> Hashable:
+        """Equal for operators of a node that have parts of one size, as micro-batches and ranks have."""
+        cuts = tuple([(cut.row, cut.parts) for cut in op.cuts])
+        even = self._even.get((op.node, cuts))
+        if even is None:
+            even = self._even[op.node, cuts] = op.even
+        return op.node, cuts, () if even else tuple(cut.number for cut in op.cuts)
 
     def _task_ns(self, op: Op) -> int:
         match op.phase:
