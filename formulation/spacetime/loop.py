@@ -160,4 +160,7 @@ def micro_of(op: Op) -> int | None:
     own = op.forward or op
     if own.phase is not Phase.FORWARD:
         return None
-    return next((cut.number for cut in own.cuts if cut.of), None)
+    for cut in own.cuts:
+        if cut.of:
+            return cut.number
+    return None

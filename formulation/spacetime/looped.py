@@ -13,10 +13,9 @@ not regular (`Irregular`) is left to the expanded plan.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
@@ -40,6 +39,9 @@ _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
 
 
 Numbers: TypeAlias = NDArray[np.int64]
+
+CHUNK = 4096
+"""Events of the template of which those of all micro-batches are made at once: more would need more memory."""
 
 FEW = 10_000
 """Events that a loop in Python goes through before a compiled one is loaded."""
@@ -79,16 +81,24 @@ class Looped:
         return self.alike or likeness(self.program, self.register)
 
     @cached_property
-    def likeness(self) -> Sequence[Hashable]:
-        """By rank, what is equal for ranks that run the same instructions in the same order (`equal_ranks`)."""
-        found = self.same_instructions
+    def likeness(self) -> Sequence[int]:
+        """By rank, the first one that runs the same instructions in the same order."""
+        alike = self.same_instructions
         if self.loop is None:
-            return found  # in the order of their places
-        orders = map(self.instructions, range(len(found)))
-        return [
-            (own, sha256(place.tobytes() + self.micros[at].tobytes()).digest())
-            for own, (at, place) in zip(found, orders, strict=True)
-        ]
+            return alike  # in the order of their places
+        orders: dict[int, list[tuple[int, Numbers, Numbers]]] = defaultdict(list)
+        found = []
+        for rank, first in enumerate(alike):
+            at, place = self.instructions(rank)
+            micros = self.micros[at]
+            for other, places, others in orders[first]:
+                if np.array_equal(place, places) and np.array_equal(micros, others):
+                    found.append(other)
+                    break
+            else:
+                orders[first].append((rank, place, micros))
+                found.append(rank)
+        return found
 
     def instructions(self, rank: int) -> tuple[NDArray[np.int32], Numbers]:
         """Which of `steps` a rank takes part in, and the places of its instructions there."""
@@ -182,28 +192,48 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
     members, loop = _Members(program), template.loop
     pace = _Pace(completed, program, template).run()
     position = _positions(pace)
-    keys, size = [], len(program.places)
-    for step, (at, side) in enumerate(program.places):
-        own = members.event[step]
-        if at < 0:
-            base = np.full(loop.count, -1)
-        else:
-            micro = micro_of(program.order[at])
-            base = position[pace.family[at]]
-            if micro is None or (own is not None and micro == own):
-                pass
-            elif micro == 0 or (own is None and micro != 1):
-                base = np.full(loop.count, base[loop.shown[micro]])
-            else:
-                raise Irregular(f"an event of micro-batch {own} follows a task of micro-batch {micro}")
-        numbers = range(1) if own is None else loop.stands_for(own)
-        places = (base[numbers.start : numbers.stop] * 3 + side) * size + step
-        keys.append(places * loop.count + np.arange(numbers.start, numbers.stop))
-    order = np.concatenate(keys)
-    del keys, position
+    rows, columns = (np.full(len(program.places), -1) for _ in range(2))  # of `position`; column -1: an event's own
+    for step, (at, _) in enumerate(program.places):
+        own, micro = members.event[step], micro_of(program.order[at]) if at >= 0 else None
+        rows[step] = pace.family[at] if at >= 0 else -1
+        if micro is None or micro == own:
+            continue
+        if micro != 0 and (own is not None or micro == 1):
+            raise Irregular(f"an event of micro-batch {own} follows a task of micro-batch {micro}")
+        columns[step] = loop.shown[micro]
+    order = np.concatenate(list(_order_keys(program, loop, members.event, position, (rows, columns))))
+    del position
     order.sort()
     places, micros = np.divmod(order, loop.count)
-    return Looped(program, loop, places % size, micros, members.event, members.register)
+    places %= len(rows)
+    return Looped(program, loop, places, micros, members.event, members.register)
+
+
+def _order_keys(
+    program: Materialized,
+    loop: Loop,
+    of: Sequence[int | None],
+    position: Numbers,
+    after: tuple[Numbers, Numbers],
+) -> Iterator[Numbers]:
+    """The events of all micro-batches, each as a number of its position, side, step and micro-batch.
+
+    `of`: the micro-batch of every event in the template; `after`: the row and column of the `position` that it follows.
+    """
+    rows, columns = after
+    size, sides = len(rows), np.array([side for _, side in program.places], dtype=np.int64)
+    numbers = np.array([-1 if own is None else own for own in of], dtype=np.int64)
+    for number in np.unique(numbers).tolist():
+        shown = range(1) if number < 0 else loop.stands_for(number)
+        micros = np.arange(shown.start, shown.stop)
+        own = np.flatnonzero(numbers == number)
+        for steps in np.split(own, range(CHUNK, len(own), CHUNK)):
+            column, row = columns[steps, None], rows[steps, None]
+            keys = np.where(row < 0, -1, position[row, np.where(column < 0, micros, column)])
+            for by, more in ((3, sides[steps, None]), (size, steps[:, None]), (loop.count, micros)):
+                keys *= by
+                keys += more
+            yield keys.ravel()
 
 
 class _Members:
@@ -212,18 +242,13 @@ class _Members:
     def __init__(self, program: Materialized) -> None:
         self.register: dict[Register, int | None] = {}
         self.event: list[int | None] = []
-        events = events_of(program)
-        readers: dict[Register, list[int]] = defaultdict(list)
-        for step, members in enumerate(events):
-            for number, place in members:
-                for register in reads(program.devices[number][place]):
-                    readers[register].append(step)
-        for members in events:
+        self.program, self.events = program, events_of(program)
+        for members in self.events:
             own = [program.devices[number][place] for number, place in members]
             micro = self._event(own)
             if micro is None and not isinstance(own[0], Run | Accumulate):
                 made = {register for instruction in own for register in writes(instruction)}
-                tasks = {m for register in made for m in self._tasks(program, events, readers, register)}
+                tasks = {m for register in made for m in self._tasks(register)}
                 micro = tasks.pop() if len(tasks) == 1 else None  # such as a weight that one of them fetches
             self.event.append(micro)
             for instruction in own:
@@ -243,22 +268,25 @@ class _Members:
             raise Irregular(f"{type(first).__name__} of micro-batch {micro} reads of micro-batch {wrong}")
         return micro
 
-    def _tasks(
-        self,
-        program: Materialized,
-        events: Sequence[Sequence[tuple[int, int]]],
-        readers: dict[Register, list[int]],
-        register: Register,
-    ) -> Iterator[int | None]:
+    @cached_property
+    def _readers(self) -> Mapping[Register, Sequence[int]]:
+        found: dict[Register, list[int]] = defaultdict(list)
+        for step, members in enumerate(self.events):
+            for number, place in members:
+                for register in reads(self.program.devices[number][place]):
+                    found[register].append(step)
+        return found
+
+    def _tasks(self, register: Register) -> Iterator[int | None]:
         """The micro-batches of the tasks that read a register, or what is made of it."""
-        for step in readers[register]:
-            for number, place in events[step]:
-                instruction = program.devices[number][place]
+        for step in self._readers.get(register, ()):
+            for number, place in self.events[step]:
+                instruction = self.program.devices[number][place]
                 if isinstance(instruction, Run):
                     yield micro_of(instruction.op)
                 else:
                     for written in writes(instruction):
-                        yield from self._tasks(program, events, readers, written)
+                        yield from self._tasks(written)
 
 
 Key: TypeAlias = tuple[str, int]

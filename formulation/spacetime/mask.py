@@ -125,7 +125,7 @@ def takes(reader: Addends, written: Addends) -> bool:
     A reader takes the addends that begin in its share, so readers that partition the addends take each once. The first
     reader takes all of a whole value and the others take zeros (the layout conversion R -> P).
     """
-    return reader[0] <= written[0] < reader[1]
+    return reader is ALL or reader[0] <= written[0] < reader[1]
 
 
 VALUE, GRADIENT, UPDATED, RECOMPUTED, SAVED = "value", "gradient", "updated", "recomputed", "saved"

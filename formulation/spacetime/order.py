@@ -81,6 +81,9 @@ def precedences(tasks: Tasks) -> Precedences:
     waits: list[Wait] = []
     sorts: dict[tuple[tuple[Op, ...], int | None], tuple[int, ...]] = {}  # many tasks of a device read the same
     for need in tasks.needs:
+        if len(need.producers) == 1:
+            waits.append(Wait(number[need.task], (number[need.producers[0]],), need))
+            continue
         key = need.producers, need.task.device
         if key not in sorts:
             found = sorted((op.device != key[1], op.device, rank[number[op]], number[op]) for op in need.producers)

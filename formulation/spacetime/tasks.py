@@ -24,7 +24,7 @@ from .site import Site, told
 Via: TypeAlias = "tuple[int, int] | None"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # there are many, and frozen ones take longer to make
 class Need:
     """A task needs one part of a tensor from any one of `producers`.
 
@@ -355,7 +355,7 @@ def _incomplete(writers: dict[Addends, list[Op]]) -> _Wrong | None:
     """The problem if addends do not partition the whole; None if they do."""
     if not writers:
         return _Wrong("which no operator writes")
-    if len(writers) == 1 and ALL in writers:
+    if len(writers) == 1 and next(iter(writers)) == ALL:
         return None
     at, last = ALL[0], None
     for (start, stop), ops in sorted(writers.items()):
