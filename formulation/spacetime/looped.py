@@ -326,6 +326,9 @@ class _Pace:
             if all(self.micro[self.at[op]] is None for op in (*first, *second)):
                 for op in second:
                     self.before[self.at[op]] += [self.at[earlier] for earlier in first]
+        self.needs = [  # rows of producers, and whether those of its own micro-batch
+            [(self.family[before], self._column(at, before)) for before in own] for at, own in enumerate(self.before)
+        ]
         self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
         self.rows = {slot: np.array([self.family[at] for at in tasks]) for slot, tasks in self.slots.items()}
 
@@ -396,9 +399,9 @@ class _Pace:
         """What a slot needs of others."""
         inside = set(tasks)
         found = dict.fromkeys(
-            (self.family[before], self._column(at, before), device(self.tasks[before]) != device(self.tasks[at]))
+            (*need, device(self.tasks[before]) != device(self.tasks[at]))
             for at in tasks
-            for before in self.before[at]
+            for before, need in zip(self.before[at], self.needs[at], strict=True)
             if before not in inside
         )
         rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
@@ -407,7 +410,7 @@ class _Pace:
     def _column(self, at: int, before: int) -> bool:
         """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
         own = self.micro[before]
-        if own is not None and own != self.micro[at] and own != 0:
+        if self.micro[at] is not None and own is not None and own != self.micro[at] and own != 0:
             raise Irregular(f"{self.tasks[at].name} needs another micro-batch than its own")
         return own is not None and own == self.micro[at]
 
@@ -462,17 +465,14 @@ class _Pace:
         self.ends[row] = self.ends[row, 0]
 
     def _task(self, at: int, micro: int) -> None:
-        op = self.tasks[at]
-        start = max([self.free[device(op)], *(self._value(at, before, micro) for before in self.before[at])])
-        self.free[device(op)] = self.ends[self.family[at], micro] = ended_after(start, op)
-
-    def _value(self, at: int, before: int, micro: int) -> int:
-        """When a producer has ended."""
-        ends = self.ends[self.family[before]]
-        if self.micro[at] is None:
-            assert ends.min() >= 0, self.tasks[before]
-            return int(ends.max())
-        return int(ends[micro if self._column(at, before) else 0])
+        op, where, needs = self.tasks[at], device(self.tasks[at]), self.needs[at]
+        if self.micro[at] is None:  # it needs what ran once, and all micro-batches of the others
+            ended = self.ends[[row for row, _ in needs]]
+            assert ended.min(initial=0) >= 0, op
+            start = max(self.free[where], int(ended.max(initial=0)))
+        else:
+            start = max([self.free[where], *(int(self.ends[row, micro if own else 0]) for row, own in needs)])
+        self.free[where] = self.ends[self.family[at], micro] = ended_after(start, op)
 
 
 class _Outer(NamedTuple):

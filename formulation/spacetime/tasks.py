@@ -220,35 +220,49 @@ def reads_of(ops: Iterable[Op]) -> dict[Op, tuple[VTensor, ...]]:
     """The vTensors every task reads: `op.reads`, then the parameters that its backward fetches again."""
     ops = tuple(ops)
     stored = stored_boxes(op for op in ops if op.phase is Phase.STORE)
-    return {op: (*op.reads, *_weights_again(op, stored)) for op in ops}
+    saved: dict[int, list[tuple[int, int]]] = {}
+    return {op: (*op.reads, *_weights_again(op, stored, saved)) for op in ops}
 
 
 def _saved(op: Op) -> Iterator[Need]:
     """Orders derived operators after their forward operator, on its device."""
     if op.forward is None:
         return
-    forward, graph = op.forward, op.graph
-    kept = graph.derived(forward, Phase.RECOMPUTE) or forward
-    before = {
-        Phase.OFFLOAD: forward,
-        Phase.RELOAD: graph.derived(forward, Phase.OFFLOAD),
-        Phase.BACKWARD: graph.derived(forward, Phase.RELOAD) or kept,
-        Phase.WEIGHT: graph.derived(forward, Phase.BACKWARD),
-    }.get(op.phase)
+    forward, graph, before = op.forward, op.graph, None
+    match op.phase:
+        case Phase.OFFLOAD:
+            before = forward
+        case Phase.RELOAD:
+            before = graph.derived(forward, Phase.OFFLOAD)
+        case Phase.BACKWARD:
+            before = graph.derived(forward, Phase.RELOAD) or graph.derived(forward, Phase.RECOMPUTE) or forward
+        case Phase.WEIGHT:
+            before = graph.derived(forward, Phase.BACKWARD)
     if before is not None:
         yield Need(op, (before,), PTensor(SAVED, op.node))
 
 
-def _weights_again(op: Op, stored: dict[tuple[int, int | None], list[Box]]) -> Iterator[VTensor]:
-    """Parameters that backward fetches again, since its device released them after forward."""
+def _weights_again(
+    op: Op, stored: dict[tuple[int, int | None], list[Box]], saved: dict[int, list[tuple[int, int]]]
+) -> Iterator[VTensor]:
+    """Parameters that backward fetches again, since its device released them after forward.
+
+    `saved`: by node, the operands that backward needs and that are parameters, with these; filled in here.
+    """
     if op.phase is not Phase.BACKWARD:
         return
-    nodes, entry = op.graph.pcg.nodes, operator(op.of.op)
-    for operand, (name, source) in enumerate(zip(entry.named(op.of), op.of.inputs, strict=True)):
-        if nodes[source].op == "parameter" and name in entry.saved:
-            mask = op.mask(operand)
-            if mask.partial or not any(within(mask.box, box) for box in stored[source, op.device]):
-                yield VTensor(PTensor(VALUE, source), mask)
+    if op.node not in saved:
+        nodes, entry = op.graph.pcg.nodes, operator(op.of.op)
+        named = enumerate(zip(entry.named(op.of), op.of.inputs, strict=True))
+        saved[op.node] = [
+            (operand, source)
+            for operand, (name, source) in named
+            if nodes[source].op == "parameter" and name in entry.saved
+        ]
+    for operand, source in saved[op.node]:
+        mask = op.mask(operand)
+        if mask.partial or not any(within(mask.box, box) for box in stored[source, op.device]):
+            yield VTensor(PTensor(VALUE, source), mask)
 
 
 class _Writers:
