@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...formulation.placement.placement import of_rows
+from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
 from ...model.graph.interlaced import interlaced
-from ...model.graph.layout import R
+from ...model.graph.layout import Layout, R, atom_of, is_split
 from ...model.graph.pcg import PCG
 from .checks import layout_words
 
 if TYPE_CHECKING:
-    from .plan import PipelinePlan
+    from .plan import PipelinePlan, Plan
 
 
 def layers(graph: PCG) -> PCG:
@@ -39,6 +40,7 @@ def check_shared(plan: PipelinePlan) -> None:
     handed = [*shared.graph.of("receive"), *shared.graph.of("send")]
     if shared.in_flight != 1 or any(shared.choices[i].output[0] != R for i in handed):
         raise PartitaError("what all devices compute together is handed on whole, a micro-batch at a time")
+    _check_read_as_stored(shared)
     crossing = {shared.graph.nodes[i]["peer"]: layout_words(shared, i)[1:] for i in handed}
     for number, part in enumerate(plan.stages):
         for i in (*part.graph.of("from_all"), *part.graph.of("to_all")):
@@ -48,3 +50,19 @@ def check_shared(plan: PipelinePlan) -> None:
                     f"stage {number} has {name!r} as {' '.join(here)}, all devices together as "
                     f"{' '.join(crossing[name])}"
                 )
+
+
+def _check_read_as_stored(shared: Plan) -> None:
+    """PartitaError if a weight is gathered, for which nothing is reserved: it would stay so until its last backward."""
+    known = classes(shared.graph)
+
+    def split(layout: Layout) -> list[int | None]:
+        return [atom_of(letter) if is_split(letter) else None for letter in layout]
+
+    for index in shared.graph.of("parameter"):
+        stored = split(shared.choices[index].output)
+        for use in known.uses.get(index, ()):
+            read = split(shared.choices[use.node].inputs[use.operand])
+            if stored != [None if atom is None else use.atoms[atom] for atom in read]:
+                name, reader = shared.graph.nodes[index].name, shared.graph.nodes[use.node].name
+                raise PartitaError(f"{reader!r}, on all devices, reads {name!r} in another layout than it is stored in")

@@ -55,6 +55,6 @@ def plan_price(plan: Plan) -> PlanPrice:
         step = step_ns(plan.size, schedule.rounds(plan.chunks, plan.micro_batches), busy_ns)
     if plan.shared is None:
         return PlanPrice(stages, step, max(held))
-    shared = stage_price(plan.shared)
+    shared = stage_price(plan.shared, read_as_stored=True)
     slots = max(run.end_ns for run in runs(plan, stages, shared))
     return PlanPrice(stages, max(step + shared.objective_ns, slots), max(held) + shared.memory_bytes, shared)

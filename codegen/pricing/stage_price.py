@@ -18,11 +18,17 @@ from .weights import WeightPrices
 
 
 def stage_price(
-    plan: Plan, weight_versions: int = 0, deferred_weight_gradients: int = 0, delays_messages: bool = False
+    plan: Plan,
+    weight_versions: int = 0,
+    deferred_weight_gradients: int = 0,
+    *,
+    delays_messages: bool = False,
+    read_as_stored: bool = False,
 ) -> StagePrice:
     """The predicted time and memory of a stage, or of a plan without a pipeline.
 
-    The two counts, and whether messages are delays between slots, are those of `StageContext`.
+    The two counts, whether messages are delays between slots, and whether weights are read as they are stored, are
+    those of `StageContext`.
     """
     known = classes(plan.graph)
     layer_of = {
@@ -39,14 +45,14 @@ def stage_price(
     )
     for part in (plan, *plan.ranges.values()):
         made = Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
-        made.run()
+        made.run(read_as_stored)
         price.items += made.price.items
         price.kept += made.price.kept
     return critical_path(plan, known, price)
 
 
 class Pricing(WeightPrices):
-    def run(self) -> None:
+    def run(self, read_as_stored: bool) -> None:
         """Add all that is computed on the mesh of this plan: all of a plan, or what is on a range of coordinates."""
         for index in range(len(self.graph.nodes)):
             if self.is_here(index):
@@ -67,12 +73,17 @@ class Pricing(WeightPrices):
                     "compute", "step", "update", loss, loss, PriceSlot.KERNEL, ns=self.device.step_ns, count=1, calls=0,
                 )
             )  # fmt: skip
-        moving = (i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph))
-        largest = max((self.graph.nodes[i].numel for i in moving), default=0)
-        self.hold(
-            "reserve", -1, transient_buffers(self.plan.ranks, self.k) * largest * self.precision.itemsize("float32")
-        )
+        self.reserve(read_as_stored)
         self.keep_largest_segment()
+
+    def reserve(self, read_as_stored: bool) -> None:
+        """Room for the largest weight and its gradient; for a rank's part of each, where they are read as stored."""
+        moving = [i for i in self.graph.of("parameter") if i not in sparse_tables(self.graph)]
+        elements = max((self.graph.nodes[i].numel for i in moving), default=0)
+        if read_as_stored:
+            elements = sum(self.numel(i, self.plan.choices[i].output) for i in moving if i in self.classes.uses)
+        buffers = transient_buffers(self.plan.ranks, self.k)
+        self.hold("reserve", -1, buffers * elements * self.precision.itemsize("float32"))
 
     def node(self, index: int) -> None:
         """Add a weight, a constant, or an operator with the tensor that it computes."""

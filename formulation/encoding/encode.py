@@ -131,7 +131,8 @@ def _check(pcg: PCG, optimizer: str, options: EncodingOptions, stage: StageConte
 
 def _encoding(builder: NetworkBuilder) -> Encoding:
     """The finished network, and what its variables mean."""
-    held = fixed_bytes(builder.pcg, builder.precision, builder.placement.devices, builder.micro_batches)
+    size = builder.placement.devices, builder.micro_batches
+    held = fixed_bytes(builder.pcg, builder.precision, *size, read_as_stored=builder.stage.read_as_stored)
     capacity = builder.options.capacity_bytes
     capacity = builder.machine.device.capacity_bytes if capacity is None else capacity
     network = Network(

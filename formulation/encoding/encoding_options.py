@@ -46,7 +46,8 @@ class StageContext:
     between slots, of which the first one counts; else a sender is busy with each. `inside`: for bounds on what a part
     costs inside a larger one; the first layer hides its traffic too, also if there is no other. `shared` holds the
     tables of other stages of the model. `gathers_alone`: each weight travels in its own message, as in programs
-    that divide backward; the traffic still hides.
+    that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so the reserve is for the
+    parts of weights that a rank stores.
     """
 
     in_flight: int = 1
@@ -57,4 +58,5 @@ class StageContext:
     delays_messages: bool = False
     inside: bool = False
     gathers_alone: bool = False
+    read_as_stored: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

@@ -1,4 +1,4 @@
-"""Memory of every rank that no decision changes: whole buffers and constants, buffers for gathered weights."""
+"""Memory that no decision changes, whole buffers and constants and what gathered weights need, and what replaces it."""
 
 from functools import lru_cache
 
@@ -8,20 +8,32 @@ from ...model.graph.pcg import PCG
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.precision import Precision
 from ..strategies.tensor_classes import classes
-from .storage import transient_buffers
+from .storage import Array, Storage, transient_buffers
 
 
-def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int) -> int:
+def fixed_bytes(pcg: PCG, precision: Precision, devices: int, micro_batches: int, read_as_stored: bool = False) -> int:
     """Whole buffers, constants that are held, and transient buffers for the largest weight and its gradient.
 
-    Alternatives with larger weights than all others add the excess themselves (`excess_bytes`).
+    Alternatives with larger weights than all others add the excess themselves (`excess_bytes`), and weights that are
+    read as they are stored their own buffers (`stored_buffers`).
     """
     constant = classes(pcg).constant
     changed = {i for i, (reader, _) in updated(pcg).items() if not constant[reader]}
     buffers = [pcg.nodes[i] for i in pcg.of("buffer") if i not in changed]
     kept = sum(n.numel * precision.buffer_itemsize(n.dtype) for n in buffers)
     kept += sum(pcg.nodes[i].numel * precision.itemsize(pcg.nodes[i].dtype) for i in held(pcg))
+    if read_as_stored:
+        return kept
     return kept + transient_buffers(devices, micro_batches) * largest_weight(pcg) * precision.itemsize("float32")
+
+
+def stored_buffers(choice: Storage, precision: Precision, devices: int, micro_batches: int) -> Array:
+    """Transient buffers for the part of a weight that a rank stores, and its gradient, where weights are read so.
+
+    Several such weights are counted each, though one buffer serves all: their parts are small.
+    """
+    bytes_of_all: Array = transient_buffers(devices, micro_batches) * choice.numel * precision.itemsize("float32")
+    return bytes_of_all
 
 
 def excess_bytes(pcg: PCG, parameter: int, devices: int, micro_batches: int, precision: Precision) -> int:

@@ -87,7 +87,7 @@ def encoding(problem: PlanningProblem, configuration: Configuration) -> Encoding
         options=EncodingOptions(
             replace(space, fix=(), bundles=False, decided=UNDECIDED, parallelism=ANY_PARALLELISM, mesh=None)
         ),
-        stage=StageContext(transfer=broadcast_price(problem.machine, configuration.row)),
+        stage=StageContext(transfer=broadcast_price(problem.machine, configuration.row), read_as_stored=True),
     )
 
 

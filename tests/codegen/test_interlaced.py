@@ -15,7 +15,7 @@ from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import SHARED, runs
 from partita.codegen.pricing.plan_price import plan_price
 from partita.formulation.pipeline.configuration import step_ns
-from partita.model.graph.layout import is_split
+from partita.model.graph.layout import B, is_split
 
 SAMPLES, WIDTH, WORDS, KIB = 8, 8, 512, 80
 
@@ -69,6 +69,20 @@ def test_a_table_is_split_over_all_devices_where_memory_is_scarce() -> None:
     assert is_split(plan.shared.choices[table].output[0])
     assert plan_price(plan).memory_bytes <= KIB * 1024
     assert plan.verify()["ok"]
+
+
+def test_tables_are_read_as_they_are_stored_and_only_parts_have_buffers() -> None:
+    """Buffers for the whole table and its gradient, as where it may be gathered, alone take 32 KiB."""
+    plan = planned(machine(4, 56))
+    price = plan_price(plan)
+    assert price.shared is not None and isinstance(plan, PipelinePlan) and plan.shared is not None
+    assert price.shared.memory["reserve"] < 2 * WORDS * WIDTH * 4 / 2
+    assert price.memory_bytes <= 56 * 1024
+    (table,) = plan.shared.graph.of("parameter")
+    choices = [*plan.shared.choices]
+    choices[table] = replace(choices[table], output=(B, B))
+    with pytest.raises(PartitaError, match=r"reads 'table\.weight' in another layout than it is stored in"):
+        replace(plan, shared=replace(plan.shared, choices=tuple(choices)))
 
 
 def test_the_other_schedule_is_kept_where_the_table_fits_no_stage() -> None:

@@ -12,7 +12,7 @@ from ....model.optimizers import optimizer_states
 from ...network.chains import Position
 from ...parallelism import Role
 from ...special.table_spread import row_columns
-from ...weights.fixed_memory import excess_bytes, largest_weight
+from ...weights.fixed_memory import excess_bytes, largest_weight, stored_buffers
 from ...weights.storage import (
     LEAST,
     Storage,
@@ -168,6 +168,8 @@ class Weights(EncodingPass):
         use = gradient.excess + stored_bytes(
             stored, gradient.dense, precision, states, bool(gradient.rows), builder.stage.weight_versions
         )
+        if builder.stage.read_as_stored and not gradient.rows:
+            use = use + stored_buffers(stored, precision, builder.placement.devices, builder.micro_batches)
         if not gradient.dense:
             of_rows = stored, gradient.rows, gradient.ids, precision  # 0 for frozen parameters
             looked_up, moved = looked_up_bytes(*of_rows), looked_up_bytes(*of_rows, builder.machine.device)
