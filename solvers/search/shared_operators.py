@@ -56,7 +56,7 @@ def least(problem: PlanningProblem, configuration: Configuration, solver: Solver
         return Least(INFINITE, INFINITE)
     network = _allowed(found)
     use = least_use(network)
-    if use >= INFINITE:
+    if use > network.capacities[0]:  # no stages fit beside them, so none are looked for
         return Least(INFINITE, INFINITE)
     return Least(solver.solve(without_limit(network), Limits(_MOST_SECONDS)).bound, use + found.fixed_bytes)
 
