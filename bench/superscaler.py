@@ -5,15 +5,16 @@ AlphaFold2 128). A system is a set of spaces (`SYSTEMS`), and its plan the faste
 every system: each search has the best step so far as its cutoff. So all are priced alike, and so are their programs:
 none of them is slower for want of overlap or of fused kernels, as the real systems may be.
 
-    planner    the whole space
-    megatron   data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
-               in full where nothing fits otherwise
-    alpa       stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
-    deepspeed  ZeRO-3 with tensor parallelism in a node; states on the host where nothing fits otherwise
-    dap        DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
+    planner     the whole space of the default schedule
+    interlaced  the planner's interlaced pipelines, of stages with tensor parallelism in a node (mBART alone)
+    megatron    data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
+                in full where nothing fits otherwise
+    alpa        stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
+    deepspeed   ZeRO-3 with tensor parallelism in a node; states on the host where nothing fits otherwise
+    dap         DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
 
-`ratio` is a system's step by the planner's, and `gap` how far its own may be above the optimum of its spaces. The
-paper's plans (co-shard, interlaced and 3F1B pipelines) are not among them.
+`ratio` is a system's step by the shorter one of the first two, which the planner finds, and `gap` how far its own may
+be above the optimum of its spaces. Of the paper's plans co-shard and 3F1B pipelines are not among them.
 
 Figures 13 and 14 are `co_shard`'s.
 """
@@ -21,6 +22,7 @@ Figures 13 and 14 are `co_shard`'s.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from ..codegen.plan.plan import Plan
@@ -28,6 +30,7 @@ from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_variant
 from ..codegen.planner.variants import Variant, best_of, variants
 from ..formulation.parallelism import Parallelism
+from ..formulation.pipeline.schedule import INTERLACED_PIPELINE
 from ..formulation.placement.placement import divisors
 from ..formulation.search_space import SearchSpace
 from ..model.errors import DoesNotFitError, NoPlanError, PartitaError
@@ -42,28 +45,6 @@ from .co_shard import ALONE, SMALL_ALONE, measure_alone
 from .whole import GAP, SUPERSCALER, V100S
 
 SECONDS = 180.0
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model on a machine of so many nodes and GPUs in each."""
-
-    model: str
-    hierarchy: tuple[int, ...]
-    small: bool = False
-    batch: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}{' small' if self.small else ''}, {prod(self.hierarchy)} V100"
-
-
-CASES = tuple(
-    Case(model, hierarchy, batch=128 if model.startswith("alphafold2") else 512)
-    for models in SUPERSCALER
-    for model, hierarchy in zip(models, V100S, strict=True)
-)
-SMALL = (Case("mlp", (1, 2), small=True, batch=8),)
 
 
 def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
@@ -114,15 +95,67 @@ def planner(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
     yield [SearchSpace()]
 
 
+def interlaced(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Tables on all devices, layers in stages, and in every stage tensor parallelism."""
+    yield [
+        SearchSpace(
+            parallelism=Parallelism(dp=1, tp=tp, zero=0),
+            stages=devices // tp, schedule=INTERLACED_PIPELINE.name,
+        )
+        for tp in sorted(divisors(inner), reverse=True)
+        if tp < devices
+    ]  # fmt: skip
+
+
 Spaces = Callable[[int, int], Iterator[Sequence[SearchSpace]]]
 SYSTEMS: Mapping[str, Spaces] = {
     "planner": planner,
+    "interlaced": interlaced,
     "megatron": megatron,
     "alpa": alpa,
     "deepspeed": deepspeed,
     "dap": dap,
 }
 """Groups of spaces, of all devices and of those in a node; one counts only where those before it have no plan."""
+OURS = ("planner", "interlaced")
+"""Those whose plans the planner finds."""
+FAMILIES = {"interlaced": "mbart", "dap": "alphafold2"}
+"""The models of systems that are for some alone, by how their names begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a machine of so many nodes and GPUs in each, planned as a system does."""
+
+    model: str
+    hierarchy: tuple[int, ...]
+    system: str
+    small: bool = False
+    batch: int | None = None
+
+    @property
+    def setting(self) -> str:
+        """The model and the machine."""
+        return f"{self.model}{' small' if self.small else ''}, {prod(self.hierarchy)} V100"
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}: {self.system}"
+
+
+def _of_all_systems(model: str, hierarchy: tuple[int, ...], batch: int, small: bool = False) -> Iterator[Case]:
+    for system in SYSTEMS:
+        if model.startswith(FAMILIES.get(system, "")):
+            yield Case(model, hierarchy, system, small, batch)
+
+
+CASES = tuple(
+    case
+    for models in SUPERSCALER
+    for model, hierarchy in zip(models, V100S, strict=True)
+    for case in _of_all_systems(model, hierarchy, 128 if model.startswith("alphafold2") else 512)
+)
+SMALL = (*_of_all_systems("mlp", (1, 2), 8, small=True), Case("mbart-4.7b", (1, 2), "interlaced", True, 8))
 
 
 def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
@@ -130,23 +163,37 @@ def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
     cases = (*SMALL, *SMALL_ALONE) if small else (*CASES, *ALONE)
 
     def rows_of(case: Any) -> Row:
-        return measure(case) if isinstance(case, Case) else measure_alone(case)
+        return {"rows": [measure(case)]} if isinstance(case, Case) else measure_alone(case)
 
-    return [row for rows in measured(cases, only, tell, rows_of) for row in rows["rows"]]
+    return with_ratios([row for found in measured(cases, only, tell, rows_of) for row in found["rows"]])
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those of Figure 12 with their ratios to the planner's."""
+    best = {case: row["step_s"] for case, row in _best_of_ours(rows).items()}
+    return [row | {"ratio": _ratio(row["step_s"], best.get(row["case"]))} if "case" in row else row for row in rows]
 
 
 def measure(case: Case) -> Row:
-    """The rows of one case: the planner's first."""
+    """The row of one case, yet without its ratio."""
     machine = MachineChoice(machine="v100-32gb", hierarchy=case.hierarchy).load()
     graph, training = captured(case.model, machine, small=case.small, batch=case.batch)
-    rows: list[Row] = []
-    for name, spaces in SYSTEMS.items():
-        if name != "dap" or case.model.startswith("alphafold2"):
-            row = _row(graph, machine, training, spaces)
-            best = rows[0]["step_s"] if rows else row["step_s"]
-            ratio = row["step_s"] / best if row["step_s"] and best else None
-            rows.append({"case": case.name, "system": name, "ratio": ratio} | row)
-    return {"rows": rows}
+    found = _row(graph, machine, training, SYSTEMS[case.system])
+    return {"case": case.setting, "system": case.system, "ratio": None} | found
+
+
+def _best_of_ours(rows: Sequence[Row]) -> dict[str, Row]:
+    """The row with the shortest step that the planner finds, by case."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if row.get("system") in OURS and row["step_s"] is not None:
+            known = best.setdefault(row["case"], row)
+            best[row["case"]] = min(known, row, key=itemgetter("step_s"))
+    return best
+
+
+def _ratio(step_s: float | None, best_s: float | None) -> float | None:
+    return None if step_s is None or best_s is None else step_s / best_s
 
 
 def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Row:
@@ -183,8 +230,8 @@ def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequenc
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:
     """Rows of other systems with a plan, the least ratio, and those that beat the planner by more than its gap."""
-    gaps = {row["case"]: row["gap"] for row in rows if row["system"] == "planner"}
-    others = [row for row in rows if row.get("case") and row["system"] != "planner" and row["ratio"] is not None]
+    gaps = {case: row["gap"] for case, row in _best_of_ours(rows).items()}
+    others = [row for row in rows if row.get("case") and row["system"] not in OURS and row["ratio"] is not None]
     return {
         "cases": len(gaps),
         "compared": len(others),
