@@ -12,6 +12,7 @@ BENCHES = {
     "baselines": "Steps of emitted programs beside DDP, fully_shard and parallelize_module, on four ranks.",
     "branches": "Models with branches: the best plan with parallel branches and without.",
     "checkpoints": "Training that stops, is killed, and goes on under other plans: losses, memory and time.",
+    "conversions": "Planners' plans of the zoo as space-time plans: converted, priced beside the plan, trained.",
     "coverage": "How many rules of given files follow from the generated ones.",
     "derived": "Rules with parallel operators, derived from the layouts and moves among which the search chooses.",
     "folding": "Hand-written plans of growing micro-batches, layers and ranks: built, predicted and emitted.",

@@ -9,10 +9,13 @@ Every source is a box on a device; every target is a box on a device that takes 
     parts along an atom       parts along another              all_to_all
     one                       its box, on other devices        broadcast
     one box, addends          that box, on any one device      reduce
+
+Parts need not be equal: each then travels as the largest does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .mask import Box
 
@@ -52,17 +55,20 @@ def match(sources: Mapping[int, Box], targets: Mapping[int, Box]) -> GroupPatter
 
 
 def along(boxes: Mapping[int, Box]) -> tuple[int, Box, tuple[int, ...]] | None:
-    """The atom along which equal boxes are adjacent, their union, and their devices in that order; else None."""
+    """The atom along which boxes are adjacent, their union, and their devices in that order; else None."""
     first = next(iter(boxes.values()))
     atoms = {a for box in boxes.values() for a, (x, y) in enumerate(zip(box, first, strict=True)) if x != y}
     if len(atoms) != 1:
         return None
     (atom,) = atoms
     devices = tuple(sorted(boxes, key=lambda device: boxes[device][atom]))
-    start, stop = boxes[devices[0]][atom]
-    for number, device in enumerate(devices):
-        shift = number * (stop - start)
-        if boxes[device][atom] != (start + shift, stop + shift):
-            return None
-    union = (*first[:atom], (start, boxes[devices[-1]][atom][1]), *first[atom + 1 :])
-    return atom, union, devices
+    sides = [boxes[device][atom] for device in devices]
+    adjacent = all(a[1] == b[0] for a, b in pairwise(sides))
+    if not adjacent or not filled([stop - start for start, stop in sides]):
+        return None
+    return atom, (*first[:atom], (sides[0][0], sides[-1][1]), *first[atom + 1 :]), devices
+
+
+def filled(sizes: Sequence[int]) -> bool:
+    """True if parts of these sizes, each filled up to the largest, are at most two thirds more."""
+    return 3 * len(sizes) * max(sizes) <= 5 * sum(sizes)

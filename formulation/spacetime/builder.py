@@ -181,10 +181,12 @@ class EventBuilder:
         mask, via = combined(list(sources.values()))
         tensor = next(iter(sources.values())).tensor
         made, event = dict[int, Register](), dict[int, Instruction]()
+        cuts = _cuts(pattern, sources, boxes)
         for device in pattern.group:
             box = boxes.get(device)
             new = sources[device] if box is None else self.register(device, tensor, Mask(box, mask.addends), via, place)
-            event[device] = Collective(0, pattern.kind, pattern.group, sources.get(device), new, pattern.atoms)
+            source = sources.get(device)
+            event[device] = Collective(0, pattern.kind, pattern.group, source, new, atoms=pattern.atoms, cuts=cuts)
             made[device] = new
             self._moved.add(new.number)
         self.events.append((place, event))
@@ -205,6 +207,19 @@ class EventBuilder:
         return Materialized(
             tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes, tuple(order), places
         )
+
+
+def _cuts(
+    pattern: GroupPattern, sources: Mapping[int, Register], boxes: Mapping[int, Box]
+) -> tuple[tuple[int, ...], ...]:
+    """The sizes of the parts of a collective along each of its atoms, if some are unequal."""
+    before = {device: register.mask.box for device, register in sources.items()}
+    sides = [boxes] if pattern.kind == "reduce_scatter" else [before, boxes]  # of an all-to-all both are cut
+    cuts = tuple(
+        tuple(side[device][atom][1] - side[device][atom][0] for device in pattern.group)
+        for atom, side in zip(pattern.atoms, sides, strict=False)
+    )
+    return cuts if any(len({*sizes}) > 1 for sizes in cuts) else ()
 
 
 def combined(registers: Sequence[Register]) -> tuple[Mask, Via]:

@@ -131,8 +131,8 @@ class _Rank:
                 return kind, read, self._register(total), first
             case Send():
                 return kind, read
-            case Collective(_, name, group, source, target, atoms):
-                return kind, name, len(group), source is None, read, self._register(target), atoms
+            case Collective(_, name, group, source, target, atoms, cuts):
+                return kind, name, len(group), source is None, read, self._register(target), atoms, cuts
             case Receive(_, target, _):
                 return kind, self._register(target)
             case Slice(target, source):

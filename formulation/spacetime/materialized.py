@@ -92,7 +92,7 @@ class Collective:
     `kind` is all_reduce, all_gather (along `atoms[0]`), reduce_scatter (along `atoms[0]`), all_to_all (from split along
     `atoms[0]` to split along `atoms[1]`), broadcast (from `group[0]`, whose target is its source; the others have no
     source), or reduce (to `group[0]`; the target of the others is their source). Member k has part k along the atom,
-    within the register's own range.
+    within the register's own range. `cuts`: if the parts along an atom are unequal, by atom the sizes of all of them.
     """
 
     key: int
@@ -101,6 +101,7 @@ class Collective:
     source: Register | None
     target: Register
     atoms: tuple[int, ...] = ()
+    cuts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
 from enum import Enum
 from typing import NamedTuple
@@ -17,9 +18,17 @@ from .tasks import stored_boxes
 
 
 class Message(Enum):
-    """With what a weight or its gradient travels: by itself, with others of its layer, or in a bucket."""
+    """With what a weight or its gradient travels: by itself, with others of its layer, or in a bucket.
 
-    ALONE, LAYER, GRADIENTS, UPDATED = "alone", "layer", "gradients", "updated"
+    The gradient of a tied weight travels by itself, too.
+    """
+
+    ALONE, TIED, LAYER, GRADIENTS, UPDATED = "alone", "tied", "layer", "gradients", "updated"
+
+    @property
+    def is_joined(self) -> bool:
+        """True if others travel with it."""
+        return self not in (Message.ALONE, Message.TIED)
 
 
 class Messages:
@@ -28,15 +37,22 @@ class Messages:
     def __init__(self, program: Materialized) -> None:
         self.pcg = program.tasks.graph.pcg
         self.stored = stored_boxes(op for op in program.tasks.ops if op.phase is Phase.STORE)
+        readers: dict[int, set[object]] = defaultdict(set)
+        for own in (x for device in program.devices for x in device if isinstance(x, Collective) and x.source):
+            readers[own.key].add(own.source.via if own.source else None)
+        self._tied = {key for key, vias in readers.items() if len(vias) > 1}
 
     def of(self, collective: Collective, device: int) -> Message:
         """With what the tensor of a collective travels.
 
-        What is fetched for each use travels with its layer, each way; what is summed or sent once a step in buckets.
+        What is fetched for each use travels with its layer, each way; what is summed or sent once a step in buckets,
+        but for a weight that is tied: its readers are on different devices, as in different stages.
         """
         tensor, kind = collective.target.tensor, collective.kind
         if self.pcg.nodes[tensor.node].op != "parameter":
             return Message.ALONE
+        if kind == "all_reduce" and collective.key in self._tied:
+            return Message.TIED
         if kind == "all_gather" and tensor.kind in (VALUE, UPDATED):
             return Message.LAYER if tensor.kind == VALUE else Message.UPDATED
         if kind == "reduce_scatter" and tensor.kind == GRADIENT and collective.source is not None:
@@ -85,7 +101,7 @@ def joined(looped: Looped, precision: Precision) -> dict[int, tuple[Message, int
             if register in inside and inside[register] in going:
                 send(inside[register])
         first = instructions[0]
-        if not isinstance(first, Collective) or (message := messages.of(first, members[0][0])) is Message.ALONE:
+        if not isinstance(first, Collective) or not (message := messages.of(first, members[0][0])).is_joined:
             continue
         key, tensor = _Going(message, first.kind, first.group), first.target.tensor
         alike = dtype_of(messages.pcg, tensor, precision), looped.of[step] if looped.of else None

@@ -82,7 +82,9 @@ class Moves:
     def _similar(self, steps: Numbers) -> Iterator[tuple[int, ...]]:
         """Consecutive transfers of one tensor that go on in the same way."""
         kinds = np.zeros(len(self.looped.events), dtype=np.int64)
-        kinds[list(self.moves)] = numbered((m[:4], len(m.group), m.messages) for m in self.moves.values())
+        kinds[list(self.moves)] = numbered(
+            (m.kind, m.tensor, m.message, len(m.group), m.messages) for m in self.moves.values()
+        )
         changes = 1 + np.flatnonzero(np.diff(kinds[steps]))
         own = steps.tolist()
         for start, stop in pairwise((0, *changes.tolist(), len(own)) if own else ()):
@@ -96,15 +98,17 @@ class Moves:
         return self.runs[steps]
 
     def _ns(self, run: Sequence[Move]) -> int:
-        move, groups = run[0], tuple(move.group for move in run)
-        kind, size, message, prices = move.kind, move.size_bytes, move.message, self.prices
+        move, groups, sizes = run[0], tuple(move.group for move in run), tuple(move.size_bytes for move in run)
+        kind, size, message, prices = move.kind, max(sizes), move.message, self.prices
         share = self.weights.share(move.tensor) if message is Message.LAYER else 1.0
-        key = kind, size, message, share, groups, move.messages
+        key = kind, sizes, message, share, groups, move.messages
         if key not in self.known:
             if move.meeting is not None:
                 ns = self._exchange_ns([each.meeting for each in run if each.meeting is not None])
             elif kind == SEND:
-                ns = prices.sends_ns([(group[0], group[1]) for group in groups], size)
+                ns = prices.sends_ns([(group[0], group[1]) for group in groups], sizes)
+            elif message is Message.TIED:
+                ns = prices.ring_ns(groups, size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
                 ns = self.weights.bucketed_ns(
                     kind, groups, size // prices.item(move.tensor), message is Message.UPDATED
@@ -128,6 +132,7 @@ class Moves:
 
 
 def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, Move]]:
+    largest, rooted = dict[int, int](), dict[int, Move]()  # by key of a collective
     for device, own in enumerate(program.devices):
         for x, step in zip(own, program.steps[device], strict=True):
             if isinstance(x, Send):
@@ -135,12 +140,15 @@ def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Ite
                     x.key,
                     Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to)),
                 )
-            elif isinstance(x, Collective) and device == x.group[0]:
+            elif isinstance(x, Collective):
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
-                size, message = prices.register_bytes(whole), weights.messages.of(x, device)
-                yield x.key, Move(x.kind, whole.tensor, size, message, x.group)
+                largest[x.key] = max(largest.get(x.key, 0), prices.register_bytes(whole))
+                if device == x.group[0]:
+                    rooted[x.key] = Move(x.kind, whole.tensor, 0, weights.messages.of(x, device), x.group)
             elif isinstance(x, Run) and x.meeting is not None and x.op is x.meeting.ops[0]:
                 yield step, _exchange(x.op, x.meeting, prices)
+    for key, move in rooted.items():
+        yield key, move._replace(size_bytes=largest[key])
 
 
 def _exchange(op: Op, meeting: Meeting, prices: Prices) -> Move:

@@ -1,7 +1,7 @@
 """Prices of space-time tasks on a machine: the planner's cost model (docs/cost-model.md) applied to their masks.
 
     forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
-    backward             the planner's backward; where it is split and has both halves, half of F and bytes each
+    backward             the planner's backward; where it is split, half of a product's is its weight gradient
     update               the planner's, of the n elements of its part
     offload, reload      bytes / host bandwidth + launch
 
@@ -186,31 +186,34 @@ class Prices:
         return operator(node.op).work(node, sources) * self.machine.device.work_factor(node.op)
 
     def _backward_ns(self, op: Op) -> int:
-        node, sources, entry = op.of, self._sources(op), operator(op.of.op)
-        share, half = self._share(op), self._half(op)
-        if entry.view or not entry.passes or not half:
+        """The time of a backward, or of the half of one that is split: as the planner defers half of a product's."""
+        sources, entry = self._sources(op), operator(op.of.op)
+        if entry.view or not entry.passes:
             return 0
+        whole = self._whole_backward_ns(op)
+        if op.forward is None or not op.forward.split:
+            return whole
+        trained = {source.op == "parameter" for source in sources if source.gradient}
+        later = trained == {True} or (trained == {True, False} and entry.matmul)
+        deferred = 0 if not later else whole // 2 if False in trained else whole
+        return deferred if op.phase is Phase.WEIGHT else whole - deferred
+
+    def _whole_backward_ns(self, op: Op) -> int:
+        node, sources, entry = op.of, self._sources(op), operator(op.of.op)
+        share = self._share(op)
         work = self._work(node, sources) * share * backward_factor(node, sources, entry.matmul)
         moved = 2 * self._traffic(op) * entry.moved(node)
         if entry.scratch is not None:
             moved += 2 * entry.scratch(node, sources) * share * self._item(node)
-        total = self.kernel_ns(work * half, moved * half, entry.kernels(node, sources), (node, "backward"))
-        if entry.masked and (op.phase is Phase.BACKWARD or half == 1):
+        total = self.kernel_ns(work, moved, entry.kernels(node, sources), (node, "backward"))
+        if entry.masked:
             count = op.mask(None).numel
             total += self.kernel_ns(count, 4.0 * count * self._item(node))
         looked_up = entry.looked_up(node, sources)
         if looked_up and sources[looked_up[0]].gradient:
             place = looked_up[0]
-            if op.phase is Phase.WEIGHT or half == 1 or sources[place].op != "parameter":
-                total += self.stream_ns(op.mask(place).numel * self._item(sources[place]))
+            total += self.stream_ns(op.mask(place).numel * self._item(sources[place]))
         return total
-
-    def _half(self, op: Op) -> float:
-        """The fraction of its operator's backward in a task: 1/2 each if the backward is split and has both halves."""
-        if op.forward is None or not op.forward.split:
-            return 1.0
-        trained = {source.op == "parameter" for source in self._sources(op) if source.gradient}
-        return ((op.phase is Phase.WEIGHT) in trained) / len(trained)
 
     def _traffic(self, op: Op) -> float:
         """Bytes of inputs and output; of a look-up table only the rows that are read."""
@@ -312,7 +315,13 @@ class Prices:
         line = self.links.collective(kind, np.array(groups))
         return CollectivePrice(line.latency_ns * share, line.ns_per_byte).ns(size_bytes)
 
-    def sends_ns(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> int:
-        """Simultaneous messages of `size_bytes` each between (sender, receiver) pairs."""
+    def ring_ns(self, groups: Sequence[tuple[int, ...]], size_bytes: int) -> int:
+        """A sum of what stages have of one tensor, as the planner prices it: one message to the next around a ring."""
+        pairs = [pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)]
+        most = max(map(len, groups))
+        return self.sends_ns(pairs, [-(-2 * (most - 1) * size_bytes // most)] * len(pairs))
+
+    def sends_ns(self, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]) -> int:
+        """Simultaneous messages between (sender, receiver) pairs."""
         senders, receivers = zip(*pairs, strict=True)
-        return self.links.sends(senders, receivers, [size_bytes] * len(pairs))
+        return self.links.sends(senders, receivers, sizes_bytes)

@@ -1,24 +1,26 @@
 """Transfers between regular layouts, along paths found by the RVD search (SuperScaler, section 4).
 
 A layout is regular if it cuts a region into equal parts, each with the same number of replicas and addends, one piece
-per device; every reader takes its part of the whole region.
+per device; every reader takes its part of the whole region. Where sizes do not divide, parts are equal that consist of
+as many cells of a grid, each of which travels as the largest does.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from math import gcd, prod
 from typing import TypeAlias
 
 from ..rvd.crossing import adding_roots
 from ..rvd.prices import ROOTED
 from ..rvd.state import RVD, Path, Piece, RvdStep, State, pieces_of
-from .aligned import GroupPattern
+from .aligned import GroupPattern, filled
 from .builder import EventBuilder, Part, Place
 from .mask import Box, hull, meet
 from .materialized import Register
-from .supplies import Demand, Supply, volume
+from .supplies import Demand, Supply
 
 COLLECTIVES = {
     "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",
@@ -32,26 +34,44 @@ Registers: TypeAlias = "dict[int, Register]"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box whose pieces are cut along the atoms `dims` only; `shape` is its shape along these."""
+    """A box whose pieces are cut along the atoms `dims` only; `shape` is its shape along these, in entries.
+
+    An entry is one of the tensor's, or along an atom of `grids` a cell between two consecutive borders.
+    """
 
     box: Box
     dims: tuple[int, ...]
+    grids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.box[atom][1] - self.box[atom][0] for atom in self.dims)
+        return tuple(
+            len(self.grids[atom]) - 1 if atom in self.grids else self.box[atom][1] - self.box[atom][0]
+            for atom in self.dims
+        )
 
     @property
     def rest(self) -> int:
-        """Tensor entries per entry of `shape`."""
-        return volume(self.box) // prod(self.shape)
+        """Tensor entries per entry of `shape`, of the largest cells."""
+        others = (stop - start for atom, (start, stop) in enumerate(self.box) if atom not in self.dims)
+        return prod(others) * prod(max(b - a for a, b in pairwise(grid)) for grid in self.grids.values())
 
     def full_box(self, inner: Box) -> Box:
         """The box over all atoms from a box over the dims."""
         found = list(self.box)
         for atom, (start, stop) in zip(self.dims, inner, strict=True):
-            found[atom] = (start + self.box[atom][0], stop + self.box[atom][0])
+            first, grid = self.box[atom][0], self.grids.get(atom)
+            found[atom] = (start + first, stop + first) if grid is None else (grid[start], grid[stop])
         return tuple(found)
+
+    def _inner(self, box: Box) -> Box:
+        """The box over the dims from a box over all atoms, whose borders lie on the grids."""
+        return tuple(
+            (self.grids[atom].index(box[atom][0]), self.grids[atom].index(box[atom][1]))
+            if atom in self.grids
+            else (box[atom][0] - self.box[atom][0], box[atom][1] - self.box[atom][0])
+            for atom in self.dims
+        )
 
     def boxes(self, state: State) -> dict[int, Box]:
         """The box of each device's piece."""
@@ -60,20 +80,19 @@ class Region:
 
     def state(self, boxes: Mapping[int, Box], addends: Mapping[int, int]) -> State | None:
         """The RVD state of boxes and addend numbers, by device; None if irregular."""
-        first = next(iter(boxes.values()))
-        sizes = [first[atom][1] - first[atom][0] for atom in self.dims]
+        inner = {device: self._inner(box) for device, box in sorted(boxes.items())}
+        sizes = [stop - start for start, stop in next(iter(inner.values()))]
         cuts = tuple(size // part for size, part in zip(self.shape, sizes, strict=True))
         copies: dict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
         pieces = []
-        for device, box in sorted(boxes.items()):
-            offsets = [box[atom][0] - self.box[atom][0] for atom in self.dims]
-            parts = tuple(offset // size for offset, size in zip(offsets, sizes, strict=True))
+        for device, box in inner.items():
+            parts = tuple(start // size for (start, _), size in zip(box, sizes, strict=True))
             piece = Piece(copies[addends[device], parts], addends[device], parts)
             copies[piece.value, parts] += 1
             pieces.append(piece)
         rvd = RVD(max(copies.values()), 1 + max(addends.values()), cuts)
         even = len(pieces) == rvd.devices and {*pieces} == {*pieces_of(rvd)} and rvd.fits(self.shape)
-        if not even or self.boxes(found := State(rvd, tuple(sorted(boxes)), tuple(pieces))) != boxes:
+        if not even or self.boxes(found := State(rvd, tuple(inner), tuple(pieces))) != boxes:
             return None
         return found
 
@@ -108,11 +127,25 @@ def regular(supplies: Sequence[Supply], demands: Sequence[Demand]) -> Regular | 
     box = hull(list(before.values()))
     held = {device: before[supply] for device, supply in holders.items()}
     wanted = {device: after[demand] for device, demand in readers.items()}
-    region = Region(box, _dims(box, [*held.values(), *wanted.values()], max(len(holders), len(readers))))
+    grids = _grids(box, held.values(), wanted.values())
+    if grids is None:
+        return None
+    region = Region(box, _dims(box, [*held.values(), *wanted.values()], max(len(holders), len(readers))), grids)
     number = {supply: sum(before[x] == before[supply] for x in supplies[:k]) for k, supply in enumerate(supplies)}
     source = region.state(held, {device: number[supply] for device, supply in holders.items()})
     target = region.state(wanted, dict.fromkeys(readers, 0))
     return None if source is None or target is None else Regular(region, source, target, holders, readers)
+
+
+def _grids(region: Box, *sides: Collection[Box]) -> dict[int, tuple[int, ...]] | None:
+    """The grids of the atoms along which one of the sides has unequal boxes; None if a grid is too uneven."""
+    found = {}
+    for atom in range(len(region)):
+        if any(len({box[atom][1] - box[atom][0] for box in side}) > 1 for side in sides):
+            found[atom] = tuple(sorted({border for side in sides for box in side for border in box[atom]}))
+            if not filled([b - a for a, b in pairwise(found[atom])]):
+                return None
+    return found
 
 
 def _dims(region: Box, boxes: Sequence[Box], devices: int) -> tuple[int, ...]:

@@ -184,7 +184,9 @@ def _waits(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[tuple[Slot,
                 size *= stop - start
             link = producer.device, need.task.device
             pair[need.tensor, need.box, need.addends, need.via, link] = link, size
-    return {pair: sum(prices.sends_ns([link], size) for link, size in pieces.values()) for pair, pieces in sent.items()}
+    return {
+        pair: sum(prices.sends_ns([link], [size]) for link, size in pieces.values()) for pair, pieces in sent.items()
+    }
 
 
 def _producer(need: Need, of: dict[Op, Slot]) -> Op:

@@ -15,11 +15,13 @@ from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
+from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.materialized import Collective
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.model.errors import PartitaError
@@ -199,6 +201,26 @@ def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Paralleli
 
 def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() -> None:
     at_its_price("llama-7b", Parallelism(dp=4, zero=3), 2, "full")
+
+
+@pytest.mark.parametrize("name", some(["gpt2", "bert-large"]))
+def test_unequal_parts_cost_what_they_do_in_the_plan(name: str) -> None:
+    """They travel in collectives: three factors of a fused weight, or six heads, on two axes of two ranks each."""
+    machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2))
+    space = SearchSpace(mesh=(2, 2), micro_batches=1, stages=1, recompute="none", bundles=False, offload=False)
+    plan = plan_graph(captured(name, 16), machine, Training(16), space, Budget(workers=1), Context(emits=False))
+    made = partita.space_time(plan.space_time_graph(), plan.machine)
+    collectives = [i for own in made.program.devices for i in own if isinstance(i, Collective)]
+    assert any(own.cuts for own in collectives)
+    assert made.prediction.step_ns == pytest.approx(stage_price(plan).objective_ns, rel=2e-5)
+
+
+@pytest.mark.parametrize("schedule", some(["eager-1f1b", "zero-bubble"]))
+def test_a_schedule_that_is_priced_by_its_slots_costs_what_it_does_in_the_plan(schedule: str) -> None:
+    """Half of a product's backward is deferred, and the sum of a tied weight's gradients is a message of its own."""
+    plan = piped(captured("gpt2", 16), (1, 2), (1, 2), 4, schedule=schedule)
+    found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
+    assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=2e-3)
 
 
 def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:

@@ -236,12 +236,13 @@ def test_equals_the_module(name: str) -> None:
 
 
 def test_parts_of_unlike_sizes() -> None:
-    """Gradients are all-reduced where only samples are split; unlike parts are sent."""
+    """They travel in collectives, each filled up to the largest."""
     verdict = judged(uneven)
     assert max(verdict["loss_error"], verdict["gradient_error"], verdict["weight_error"]) <= 1e-9
     text = emit(looped(uneven))
-    assert "min(step, size - self.index * step)" in text and "run.all_gather" not in text
-    assert "min(step" not in emit(looped(tensor))
+    assert "min(step, size - self.index * step)" in text and "cuts=(3, 3, 2))" in text and "run.send(" not in text
+    plain = emit(looped(tensor))
+    assert "min(step" not in plain and "cuts=" not in plain
 
 
 @pytest.mark.parametrize("level", ["threads", "pool"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import TypeAlias
 
 from partita.formulation.spacetime.mask import ALL, Addends, Box, Mask, PTensor, VTensor, takes, within
@@ -155,7 +155,7 @@ class _Audit:
             return False
         if own.key not in self.results:
             members = [arrived[member] for member in own.group if member in arrived]
-            if {(m.kind, m.group, m.atoms) for m in members} != {(own.kind, own.group, own.atoms)}:
+            if {(m.kind, m.group, m.atoms, m.cuts) for m in members} != {(own.kind, own.group, own.atoms, own.cuts)}:
                 raise FaultError(f"the members of {own} differ")
             self.results[own.key] = dict(zip(own.group, self._together(own, members), strict=True))
         content = self.results[own.key][device]
@@ -180,13 +180,13 @@ class _Audit:
         fits = {
             "all_reduce": lambda: one_before and one_after and before[0] == after[0],
             "reduce": lambda: one_before and before[0] == after[0] and all(m.target is m.source for m in members[1:]),
-            "all_gather": lambda: one_after and before == parts(after[0], own.atoms[0], len(members)),
-            "reduce_scatter": lambda: one_before and after == parts(before[0], own.atoms[0], len(members)),
+            "all_gather": lambda: one_after and before == parts(after[0], own, 0),
+            "reduce_scatter": lambda: one_before and after == parts(before[0], own, 0),
             "all_to_all": lambda: (
                 len(before) > 1
                 and (whole := _union(before, own.atoms[0])) == _union(after, own.atoms[1])
-                and before == parts(whole, own.atoms[0], len(members))
-                and after == parts(whole, own.atoms[1], len(members))
+                and before == parts(whole, own, 0)
+                and after == parts(whole, own, 1)
             ),
         }.get(own.kind)
         if fits is None or not fits():
@@ -266,9 +266,13 @@ class _Audit:
                 raise FaultError(f"{op.name} reads at {cell} of {read} what nobody writes: {found}")
 
 
-def parts(box: Box, atom: int, count: int) -> list[Box]:
-    """A box in equal parts along an atom."""
-    return [Mask(box).cut(S(atom), count, number).box for number in range(count)]
+def parts(box: Box, of: Collective, number: int) -> list[Box]:
+    """The parts of a box along an atom of a collective: equal ones, or of the sizes that it says."""
+    atom, count = of.atoms[number], len(of.group)
+    if not of.cuts:
+        return [Mask(box).cut(S(atom), count, part).box for part in range(count)]
+    borders = [*accumulate(of.cuts[number], initial=box[atom][0])]
+    return [(*box[:atom], side, *box[atom + 1 :]) for side in pairwise(borders)]
 
 
 def _union(boxes: Sequence[Box], atom: int) -> Box:

@@ -346,7 +346,7 @@ def test_a_value_that_two_tasks_of_a_device_read_is_sent_once() -> None:
 # Collectives and paths
 
 A, B, C, D = (((0, 4), WHOLE), ((4, 8), WHOLE), ((0, 8), (0, 8)), ((0, 8), (8, 16)))
-ALL = ((0, 8), WHOLE)
+ALL, UNEQUAL = ((0, 8), WHOLE), ((0, 6), WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,10 @@ ALL = ((0, 8), WHOLE)
         ({0: A, 1: B, 2: B}, {1: ALL}, None),
         ({0: ALL, 1: ALL}, {0: ALL, 2: ALL}, None),  # other devices
         ({0: A, 1: B}, {0: ALL, 1: A}, None),
-        ({0: A, 1: ((4, 6), WHOLE)}, {0: ((0, 6), WHOLE), 1: ((0, 6), WHOLE)}, None),  # unequal parts
+        ({0: A, 1: ((4, 6), WHOLE)}, {0: UNEQUAL, 1: UNEQUAL}, GroupPattern("all_gather", (0, 1), (0,))),
+        ({0: UNEQUAL, 1: UNEQUAL}, {0: A, 1: ((4, 6), WHOLE)}, GroupPattern("reduce_scatter", (0, 1), (0,))),
+        ({0: A, 1: ((5, 6), WHOLE)}, {0: UNEQUAL, 1: UNEQUAL}, None),  # a gap
+        ({0: ((0, 1), WHOLE), 1: ((1, 100), WHOLE)}, {0: ((0, 100), WHOLE), 1: ((0, 100), WHOLE)}, None),  # too uneven
         ({0: A, 1: D}, {0: ALL, 1: ALL}, None),  # cut along two atoms
     ],
 )

@@ -1,5 +1,6 @@
 """The statements of one device: blocks are calls of segment functions, every other instruction is a line."""
 
+from math import prod
 from typing import NamedTuple
 
 from ....formulation.spacetime.dtypes import dtype_of
@@ -270,7 +271,20 @@ class DeviceWriter(Blocks):
         if len({*places}) < len(places) or any(known.dim_of(a)[1] > 0 for a in collective.atoms):  # within a dim
             assert collective.source is not None
             places, view = [*collective.atoms], f", view={shape_text(collective.source.mask.sizes)}, shape={shape}"
+        cuts = self._cuts(collective, bool(view))
         arguments = ", ".join([source, *map(str, places), group])
         message, sends = self.flow.messages.get(collective.key, (None, None))
         into = f', into="{message.value}"' + (", last=True" if sends == collective.key else "") if message else ""
-        self._define(target, f"run.{collective.kind}({arguments}{view}{into})")
+        self._define(target, f"run.{collective.kind}({arguments}{view}{cuts}{into})")
+
+    def _cuts(self, collective: Collective, by_atom: bool) -> str:
+        """The argument with the sizes of unequal parts, along an atom or along the dim in which it is outermost."""
+        if not collective.cuts:
+            return ""
+        known, sizes = self.flow.graph.atoms[collective.target.tensor.node], collective.target.mask.sizes
+        texts = []
+        for atom, cuts in zip(collective.atoms, collective.cuts, strict=True):
+            inner = () if by_atom else known.of_dim(known.dim_of(atom)[0])
+            each = prod(sizes[other] for other in inner if other != atom)
+            texts.append(shape_text([size * each for size in cuts]))
+        return f", cuts={texts[0]}" if len(texts) == 1 else f", cuts=({', '.join(texts)})"

@@ -63,6 +63,11 @@ class SpaceTimeEmission:
         return any("at.once(" in self.functions.text(name) for name in self.functions.codes)
 
     @cached_property
+    def cuts(self) -> bool:
+        """True if collectives have parts of unequal sizes."""
+        return any(isinstance(i, Collective) and bool(i.cuts) for device in self.program.devices for i in device)
+
+    @cached_property
     def uneven(self) -> bool:
         """True if some parts are smaller than others."""
         return not all(op.even for op in self.forward)
@@ -84,6 +89,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "once": e.once,
         "joins": e.joins,
         "collectives": e.collectives,
+        "cuts": e.cuts,
         "split": e.splits_backward,
         "swapped": e.swaps,
         "fetches": e.functions.fetches,
@@ -190,7 +196,7 @@ def _main(e: SpaceTimeEmission) -> Context:
 FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature(
         "spacetime/mesh.jinja",
-        lambda e: {"groups": bool(e.groups)},
+        lambda e: {"groups": bool(e.groups), "cuts": e.cuts},
         constants=lambda e: ["", *e.groups] if e.groups else [],
     ),
     section("The runtime of the devices' programs."),
