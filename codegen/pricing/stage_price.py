@@ -52,7 +52,7 @@ def stage_price(
 
 
 class Pricing(WeightPrices):
-    def run(self, read_as_stored: bool) -> None:
+    def run(self, read_as_stored: bool = False) -> None:
         """Add all that is computed on the mesh of this plan: all of a plan, or what is on a range of coordinates."""
         for index in range(len(self.graph.nodes)):
             if self.is_here(index):
