@@ -7,14 +7,15 @@ raised to their exact values
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without capacities: weights of its own, a program that finds a solution (`copy_program.py`), then
-label lists within its own gap. Within an interval of the largest transient use, every switch of the copy has a
-capacity: the upper end. The chain is solved again with the raised table, which is a lower bound in every entry, until
-its solution meets exact entries only. Then prices change as in `memory_price.py`: that solution is a cut. Solutions are
-offered, and crossovers of those on both sides of the capacities.
+each a small problem without capacities: weights of its own, then a program (`copy_program.py`) within its own gap.
+Within an interval of the largest transient use, every switch of the copy has a capacity: the upper end. The chain is
+solved again with the raised table, which is a lower bound in every entry, until its solution meets exact entries only.
+Then prices change as in `memory_price.py`: that solution is a cut. Solutions are offered, and mixtures of them; for
+these, copies are also solved in each of their modes, at two prices.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, floor, fsum, inf
 from typing import TypeAlias
@@ -22,31 +23,29 @@ from typing import TypeAlias
 import numpy as np
 
 from ...formulation.network.network import Network, Switch, evaluate
-from ..protocol import OutOfTimeError, Search, TooManyError
-from ..work import spent
+from ..protocol import Search
 from .circuit import Circuit
-from .copy_program import good_solution
+from .copy_mixtures import Mixtures
+from .copy_program import solve_copy
 from .factors import Factor
 from .kernels import Floats
-from .labels import LabelBounds, enumerate_labels
 from .memory_price import highest_prices, least_use_of
-from .order import TooWideError, arrange, restrict
-from .segment_lists import with_columns
+from .order import arrange, restrict
 from .tables import Tables
-from .transient_relaxation import Groups, Interval, relaxed_use
-from .window_relaxation import Cuts, Weights, WindowPrice, cross, weighted
+from .transient_relaxation import Groups, Region, relaxed_use, with_factors
+from .window_relaxation import Cuts, Weights, WindowPrice, weighted
 
 _ROUNDS = 12  # of weights, for one entry
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
-_LABELS = 1 << 16  # per table
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
 _OF_ENTRY = 0.5  # of an entry's gap: that of a program
-_STEPS = 32, 16, 8, 4, 2, 1  # what parts of an entry's gap lists try
+_WITHIN = 0.02  # of a copy's cost: solutions in other modes, of which one about _OF_MODE from the best is sought
+_OF_MODE = 0.002
+_MIXED = 1.0, 0.7  # times the first prices: at which copies in each mode are solved, to be mixed
 _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
-_SHARE = 0.25  # of the work left, for the lists of one entry
-_TIMES, _MORE = 2.0, 1.0  # times the work for pricing, plus seconds
+_TIMES, _MORE = 2.0, 3.0  # times the work for pricing, plus seconds
 
 _Place: TypeAlias = tuple[int, tuple[int, ...]]
 """A chain, and the places of options of what is around a copy: an entry of the chain's table."""
@@ -55,13 +54,13 @@ _Place: TypeAlias = tuple[int, tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A lower bound on a copy's cost between two layouts, the least cost found, and the options that lead to it, of the
-    copy's variables, then others. `listed`: label lists can raise it no more.
+    copy's variables, then others. `final`: it was raised as far as a program gets.
     """
 
     bound: float
     cost: float = inf
     options: tuple[int, ...] = ()
-    listed: bool = False
+    final: bool = False
 
 
 def raise_copies(
@@ -69,38 +68,43 @@ def raise_copies(
     found: WindowPrice,
     groups: Groups,
     search: Search,
+    mixtures: Mixtures,
     reach: int,
-    interval: Interval | None = None,
+    region: Region | None = None,
     most_work: float = inf,
 ) -> None:
     """Raise the bound of `search` by exact costs of copies, and offer solutions, by about as much work as for pricing.
 
-    The work of `search` ends at `most_work` at the latest. `circuit` is relaxed over `groups`, by means or over an
-    interval of the largest transient use, and restricted to the solutions of cost up to `reach`.
+    The work of `search` ends at `most_work` at the latest. `circuit` is relaxed over `groups`, by means or over a
+    region, and restricted to the solutions of cost up to `reach`.
     """
     most_work = min(most_work, search.work * (1 + _TIMES) + _MORE)
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)
-    cuts, sides = list(found.cuts), dict[bool, tuple[int, ...]]()
+    cuts, mixed = list(found.cuts), False
     best, center, starts = -np.inf, np.array(price), dict[int, Floats]()
     for _ in range(_PRICES):
         rows = circuit.exact_price(price)
-        copies = _CopyCosts(
-            circuit, rows, found.weights, search, reach, groups=groups, interval=interval, starts=starts
-        )
+        copies = _CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=region, starts=starts)
         value, assignment = copies.solved(most_work) if any(copies.worth) else (0.0, None)
         if assignment is None or search.done:
             return
         verdict = evaluate(search.network, assignment)
         cut = (
             verdict.cost - search.network.constant,
-            *relaxed_use(search.network, groups, interval, assignment, verdict.use),
+            *relaxed_use(search.network, groups, region, assignment, verdict.use),
         )
         search.offer(assignment)
-        sides[verdict.feasible] = assignment
-        if len(sides) > 1:
-            cross(sides, search)
+        mixtures.add(assignment)
+        if price and region is None and not (mixed or search.done):
+            mixed = True
+            for share in _MIXED:
+                rows = circuit.exact_price([p * share for p in copies.price])
+                of = _CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=None, starts=starts)
+                for other in of.in_each_mode(assignment):
+                    mixtures.add(other)
+        mixtures.offer_best(search)
         if search.done or not price or cut in cuts or search.work > most_work:
             return
         cuts.append(cut)
@@ -126,11 +130,12 @@ class _CopyCosts:
         search: Search,
         reach: int,
         groups: Groups,
-        interval: Interval | None,
+        region: Region | None,
         starts: dict[int, Floats],
     ) -> None:
         self.search, self.weights, self.price = search, weights, price
-        self.circuit, self.reach, self.interval, self.starts = circuit, reach, interval, starts
+        self.circuit, self.reach, self.starts = circuit, reach, starts
+        self.interval = interval = None if region is None else region.interval
         self.close = max(_CLOSE if any(price) else 0.0, _OF_GAP * search.limits.gap)
         relaxed = weighted(circuit, weights)
         slots = relaxed.forward(relaxed.tables(1, price), search.until)
@@ -200,13 +205,13 @@ class _CopyCosts:
             for entry in left:
                 if search.work > most_work:
                     return value, None
-                self._raise(entry, gaps[entry], spent() + _SHARE * (most_work - search.work))
+                self._raise(entry, gaps[entry])
         return value, None
 
     def _is_exact(self, entry: _Place, gap: float) -> bool:
         """True if an entry is known within a gap, in ns, or can be raised no more."""
         known = self.known.get(entry)
-        return known is not None and (known.listed or known.bound == inf or known.cost - known.bound <= gap)
+        return known is not None and (known.final or known.bound == inf or known.cost - known.bound <= gap)
 
     def _place(self, c: int, i: int, assignment: tuple[int, ...]) -> _Place:
         """The entry of copy i of a chain."""
@@ -223,8 +228,8 @@ class _CopyCosts:
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def _raise(self, place: _Place, gap: float, most_work: float) -> None:
-        """Raise one entry to within `gap` of its cost, or as far as lists get before `most_work` of this thread."""
+    def _raise(self, place: _Place, gap: float) -> None:
+        """Raise one entry to within `gap` of its cost, or as far as a program gets."""
         part, c = self._between(place), place[0]
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
@@ -262,9 +267,7 @@ class _CopyCosts:
             point = best + step * (target - best)
         self.starts[c] = best
         if known.cost - known.bound > gap:
-            known = self._solved_whole(part, (cuts.weights(best), at), known, gap)
-        if known.cost - known.bound > gap:
-            known = self._listed(part, (cuts.weights(best), at), known, gap, most_work)
+            known = replace(self._solved_whole(part, (cuts.weights(best), at), known, gap), final=True)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
     def _scale(self, place: _Place) -> float:
@@ -313,57 +316,45 @@ class _CopyCosts:
         )
         return arrange(network, factors, tuple(range(len(number))), kept)
 
+    def in_each_mode(self, assignment: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """The assignment with the copies of a chain in each of their modes: about the best of these at the prices."""
+        search, chains = self.search, self.circuit.network.chains
+        for c, chain in enumerate(chains):
+            places = Counter(self._place(c, i, assignment) for i in range(len(chain)))
+            if not self.worth[c]:
+                continue
+            ((place, _),) = places.most_common(1)
+            part = self._between(place)
+            cuts = Cuts(part)
+            weights = cuts.weights(self.starts[c]) if len(self.starts.get(c, ())) == cuts.size + len(cuts.box) else None
+            for z in {s.variable for s in part.network.switches}:
+                for mode in part.kept[part.domain[z]].tolist():
+                    if search.done:
+                        return
+                    one = in_mode(part, z, mode)
+                    relaxed = weighted(one, weights or {w: self.weights[w] for w in cuts.alike})
+                    slots = relaxed.forward(relaxed.tables(1, (0.0,) * len(cuts.capacities)), search.until)
+                    small = self._cheaper(one, relaxed, slots, float(slots[-1]) * (1 + _WITHIN))
+                    found = solve_copy(small, _OF_MODE, search.left)
+                    if found.options:
+                        picks = list(assignment)
+                        for copy in chain.copies:
+                            for v, option in zip(copy, found.options, strict=False):
+                                picks[v] = option
+                        yield tuple(picks)
+
     def _solved_whole(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float) -> _Entry:
-        """An entry with a better solution, if a program finds one; `at` as in `_listed`."""
+        """An entry with the bound and the solution that a program finds; `at`: weights and prices that prove its bound
+        so far."""
         weights, prices = at
         if known.cost < inf:
             relaxed = weighted(part, weights)
             slots = relaxed.forward(relaxed.tables(1, prices.tolist()), self.search.until)
             paid = float(prices @ np.array(part.network.capacities, np.float64))
             part = self._cheaper(part, relaxed, slots, known.cost + paid)
-        found = good_solution(part, _OF_ENTRY * gap / max(1.0, abs(known.bound)), self.search.left)
-        better = found is not None and found.cost < known.cost
-        return replace(known, cost=float(found.cost), options=found.options) if better and found else known
-
-    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float, most_work: float) -> _Entry:
-        """An entry raised by label lists to within `gap` of its cost, or as far as they stay short.
-
-        `at`: weights and prices that prove its bound so far.
-        """
-        weights, prices = at
-        relaxed, limits = weighted(part, weights), np.array(part.network.capacities, np.float64)
-        slots = relaxed.forward(relaxed.tables(1, prices.tolist()), self.search.until)
-        through = relaxed.backward(slots, self.search.until)
-        paid, bound = float(prices @ limits), known.bound
-        slack = known.cost - bound if known.cost < inf else gap
-        for share in _STEPS:
-            reach = bound + slack / share
-            small = restrict(part, through, reach + paid)
-            if small is None:
-                known = replace(known, bound=reach)
-                continue
-            try:
-                one, price = with_columns(small, set(range(len(small.factors))), weights)
-                most = LabelBounds(
-                    np.array([*prices, *price]),
-                    reach + paid,
-                    _LABELS,
-                    self.search.until,
-                    np.concatenate([limits, np.full(len(price), inf)]),
-                    most_work,
-                )
-                listing = enumerate_labels(one, most, (one.root,))
-            except (TooManyError, TooWideError, OutOfTimeError):
-                break
-            labels = listing.slots[one.root]
-            longest = labels.use[:, len(limits) :].max(axis=1, initial=np.iinfo(np.int64).min)
-            longest = np.where((labels.use[:, : len(limits)] <= limits).all(axis=1), longest, np.iinfo(np.int64).max)
-            if len(longest) and longest.min() < known.cost:
-                known = replace(known, cost=float(longest.min()), options=listing.decode(int(longest.argmin())))
-            known = replace(known, bound=max(known.bound, min(reach, known.cost)))
-            if known.cost - known.bound <= gap:
-                break
-        return replace(known, listed=True)
+        found = solve_copy(part, _OF_ENTRY * gap / max(1.0, abs(known.bound)), self.search.left)
+        known = replace(known, bound=max(known.bound, found.bound))
+        return known if found.cost >= known.cost else replace(known, cost=found.cost, options=found.options)
 
     def _whole(self, assignment: tuple[int, ...]) -> tuple[int, ...] | None:
         """The solution with the best options found of every copy; None if a copy has none."""
@@ -376,3 +367,17 @@ class _CopyCosts:
                 for v, option in zip(copy, entry.options, strict=False):
                     picks[v] = option
         return tuple(picks)
+
+
+def in_mode(part: Circuit, switch: int, mode: int) -> Circuit:
+    """The circuit in which a switch has one mode only."""
+    (at,) = np.flatnonzero(part.kept[part.domain[switch]] == mode)
+
+    def fixed(f: Factor) -> Factor:
+        if switch not in f.scope:
+            return f
+        axis = f.scope.index(switch)
+        only = (np.arange(f.time.shape[axis]) == at).reshape(-1, *[1] * (f.time.ndim - axis - 1))
+        return replace(f, time=np.where(only, f.time, inf))
+
+    return with_factors(part, part.network.capacities, [fixed(f) for f in part.factors])

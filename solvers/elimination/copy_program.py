@@ -1,54 +1,64 @@
-"""Good solutions of one copy of a chain, by a small mixed-integer program.
+"""One copy of a chain solved by a small mixed-integer program.
 
-Weights of streams bound a copy well, but the solutions at these weights have one stream much longer than the other, and
-label lists get long within the gap that they leave. The program has a row for every stream, and finds one that balances
-them at its first node, as a rule.
+Weights of streams bound a copy well, but the solutions at these weights have one stream much longer than the other. The
+program has a row for every stream, so that it finds solutions that balance them, and closes most of the gap that
+weights leave, in some tenths of a second.
 """
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
 from ..decomposition.counted import build
 from ..decomposition.counted_linear import linear
-from ..wide.highs import good_point
-from ..wide.integer import RANGE
+from ..wide.highs import End, near_best
+from ..wide.integer import HIDDEN, RANGE
 from ..work import spend
 from .circuit import Circuit
 
 _COLUMNS = 1 << 13  # of a program; that takes about a second
-_COLUMN = 1e-4  # seconds for each
-_NODES = 20
+_COLUMN = 4e-4  # seconds for each
+_NODES = 500
 _SECONDS = 10.0
+_UNBOUNDED = 1e15
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A solution within the capacities: its cost, windows included, and the options of all variables."""
+    """A lower bound (ns, -inf: unknown), and a solution within the capacities, if one was found: its cost, windows
+    included, and the options of all variables.
+    """
 
-    cost: int
-    options: tuple[int, ...]
+    bound: float
+    cost: float = inf
+    options: tuple[int, ...] = ()
 
 
-def good_solution(circuit: Circuit, gap: float, seconds: float = inf) -> Found | None:
-    """A solution of a circuit without chains about that relative gap from the best; None if none was found, or the
-    program would be too large."""
+def solve_copy(circuit: Circuit, gap: float, seconds: float = inf) -> Found:
+    """A circuit without chains solved to about that relative gap, if the program is not too large."""
     if sum(np.count_nonzero(f.time < inf) for f in circuit.factors) > _COLUMNS:
-        return None
+        return Found(-inf)
     met = {v for f in circuit.factors for v in f.scope}
     size = {v: len(circuit.kept[circuit.domain[v]]) for v in sorted(met)}
     program = build(circuit.factors, size, circuit.network.capacities)
     spend(_COLUMN * len(program.upper))
     scale = max(1.0, max(map(abs, program.cost), default=0) / RANGE)
-    point = good_point(linear(program, scale, whole=True), gap, _NODES, min(seconds, _SECONDS))
-    if point is None:
-        return None
-    picks, _ = program.read(np.round(point).astype(np.int64).tolist().__getitem__)
+    outcome = near_best(linear(program, scale, whole=True), gap, _NODES, min(seconds, _SECONDS))
+    if outcome.end is End.INFEASIBLE:
+        return Found(inf)
+    proved = (outcome.bound - HIDDEN * len(program.upper)) * scale
+    bound = ceil(proved) if outcome.bound > -_UNBOUNDED else -inf  # all costs are whole
+    if outcome.point is None:
+        return Found(bound)
+    picks, _ = program.read(np.round(outcome.point).astype(np.int64).tolist().__getitem__)
     cost = _cost(circuit, picks)
+    if cost is None:
+        return Found(bound)
     places = [picks.get(v, 0) for v in range(len(circuit.network.variables))]
-    options = tuple(int(circuit.kept[d][x]) for d, x in zip(circuit.domain, places, strict=True))
-    return None if cost is None else Found(cost, options)
+    return Found(
+        bound, float(cost), tuple(int(circuit.kept[d][x]) for d, x in zip(circuit.domain, places, strict=True))
+    )
 
 
 def _cost(circuit: Circuit, picks: dict[int, int]) -> int | None:

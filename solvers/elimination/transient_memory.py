@@ -38,6 +38,7 @@ from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Sea
 from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
+from .copy_mixtures import Mixtures
 from .labels import LabelBounds
 from .longest_streams import without_shorter_streams
 from .memory_price import Price, at_price, search_within, sweep
@@ -54,7 +55,7 @@ _FEW, _OF_STREAMS, _LABELS = 1 << 14, 1 << 13, 1 << 18  # per table: in quick se
 _MAX_SPLITS = 12  # intervals of τ split after lists too long, each of which took seconds
 _NEAR = 1 / 32  # of the bound: the first slack in which copies are raised
 _BRANCHING = 3.0, 1.0  # times the work before, plus seconds, for branching over the largest transient use
-_QUICK_BRANCHING = 0.5, 0.3  # likewise, in quick searches that have a solution
+_QUICK_BRANCHING = 2.0, 0.3  # likewise, in quick searches that have a solution
 _LISTING = 2.0, 2.0  # times the work for pricing, plus seconds, for all lists of streams of a search
 _QUICK = 2.0, 5.0  # times the work for pricing, plus seconds, after which a quick search lists nothing
 _ANY = 0.1  # the gap of a solution without windows, sought where none is known
@@ -166,15 +167,16 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     relaxed = relax_transient(circuit, groups) if groups else circuit
     if not relaxed.exact:
         return _solve_wide(search, solve)
-    best = _priced(relaxed, search)
+    mixtures = Mixtures(search.network)
+    best = _priced(relaxed, search, mixtures)
     if best is None:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if not search.done and not limits.rough and windows:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
-        _branch(best, groups, search)
         if not search.done and (best.is_mixed or not limits.quick):
-            _raise_copies(best, groups, search)
+            _raise_copies(best, groups, search, mixtures)
+        _branch(best, groups, search, mixtures)
     if search.bound >= INFINITE:
         return _without_solution(search, "no solution, by branching over transient use")
     if search.done:
@@ -200,10 +202,10 @@ def _tau_of(network: Network, assignment: tuple[int, ...]) -> int:
     return max(extras(network, assignment).values(), default=0)
 
 
-def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
+def _priced(circuit: Circuit, search: Search, mixtures: Mixtures) -> WindowPrice | None:
     """Raise the bound of `search` by pricing and offer the solutions found; None if infeasible."""
     if search.network.windows:
-        return price_windows(circuit, search)
+        return price_windows(circuit, search, mixtures)
     best = sweep(circuit, search)
     return None if best is None else WindowPrice(circuit, {}, best)
 
@@ -244,7 +246,7 @@ def _without_solution(search: Search, words: str) -> Solution:
     return search.finish(words)
 
 
-def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
+def _raise_copies(best: WindowPrice, groups: Groups, search: Search, mixtures: Mixtures) -> None:
     """Raise the bound of `search` by exact costs of the copies of chains, within a slack that excludes most options."""
     circuit = best.circuit
     through, least = circuit.backward(best.price.slots, search.until), search.bound - best.price.bound
@@ -255,13 +257,13 @@ def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
         if small is None:
             search.raise_bound(reach + 1)
         else:
-            raise_copies(small, best, groups, search, reach)
+            raise_copies(small, best, groups, search, mixtures, reach=reach)
         if search.bound <= reach or reach == circuit.max_cost:
             break
         slack *= 4
 
 
-def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
+def _branch(best: WindowPrice, groups: Groups, search: Search, mixtures: Mixtures) -> None:
     """Raise the bound of `search` by branching over the largest transient use, if that has a price."""
     if not groups or search.done or (search.objective is not None and not any(best.price.price)):
         return
@@ -273,7 +275,7 @@ def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
         small = unrelaxed(small, groups)
         quick = search.limits.quick and search.objective is not None
         times, more = _QUICK_BRANCHING if quick else _BRANCHING
-        branch_transient(small, groups, search, best, search.work * (1 + times) + more)
+        branch_transient(small, groups, search, mixtures, root=best, most_work=search.work * (1 + times) + more)
 
 
 def _without_extra(circuit: Circuit) -> Circuit:
@@ -371,7 +373,7 @@ class _TauSearch:
         inner = Search(without_extras(network, tau), Limits(search.left), search.source)
         first, *others = self.plain.network.capacities
         circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
-        found = _priced(circuit, inner)
+        found = _priced(circuit, inner, Mixtures(inner.network))
         if found is None:  # with so little memory
             weights = self.best.weights
             none = [0.0] * len(network.capacities)

@@ -7,7 +7,10 @@ is known to be in [lo, hi], lo is subtracted from capacity 0, and what exceeds h
 
     use_0(x) ≤ M_0 - lo;   Σ_(s ∈ g) extra_s(x) ≤ |g| hi   ∀ g;   no entry forces extra_s beyond hi   (interval)
 
-besides the means, which hold as well: where lo and hi are far apart they bound more than both ends.
+besides the means, which hold as well: where lo and hi are far apart they bound more than both ends. How many switches
+of a group take a mode can be bounded, too:
+
+    lo ≤ Σ_(s ∈ g) [z_s = m] ≤ hi                                                     (counts)
 """
 
 from collections.abc import Sequence
@@ -34,6 +37,22 @@ class Interval(NamedTuple):
 
     low: int
     high: int
+
+
+class Count(NamedTuple):
+    """How many switches of a group, by its number, take a mode: from `low` to `high`."""
+
+    group: int
+    mode: int
+    low: int
+    high: int
+
+
+class Region(NamedTuple):
+    """The solutions whose largest transient use lies in an interval, and whose switches take modes so often."""
+
+    interval: Interval
+    counts: tuple[Count, ...] = ()
 
 
 def groups_of(network: Network) -> tuple[frozenset[int], ...]:
@@ -104,37 +123,56 @@ def unrelaxed(circuit: Circuit, groups: Groups) -> Circuit:
     return with_factors(circuit, rows, [plain(f) for f in circuit.factors])
 
 
-def relax_interval(circuit: Circuit, groups: Groups, interval: Interval) -> Circuit:
-    """The circuit relaxed over an interval of the largest transient use.
+def relax_region(circuit: Circuit, groups: Groups, region: Region) -> Circuit:
+    """The circuit relaxed over a region.
 
-    Its rows are the capacities, then the mean of each group, then its sum.
+    Its rows are the capacities, then the mean of each group, then two for each count, then the sum of each group.
     """
 
     def relaxed(f: Factor) -> Factor:
-        if f.use is None and f.extra is None:
+        own = counted.get(f.scope[0], ()) if len(f.scope) == 1 else ()
+        if f.use is None and f.extra is None and not own:
             return f
         row = _row(f, groups)
         others = rest.get(id(f), np.zeros(0))
-        key = id(f.time), id(f.use), id(f.extra), row, others.tobytes()
+        key = id(f.time), id(f.use), id(f.extra), row, others.tobytes(), own
         if key not in known:
-            use = np.zeros((*f.time.shape, width + 2 * len(groups)))
+            use = np.zeros((*f.time.shape, width + 2 * len(groups) + 2 * len(region.counts)))
             if f.use is not None:
                 use[..., :width] = f.use
                 use[..., width : width + len(groups)] = f.use[..., :1]
             if row >= 0:
                 use[..., width + row] += share(f, groups[row])
-                use[..., width + len(groups) + row] = f.extra
+                use[..., row - len(groups)] = f.extra
             time = f.time if f.extra is None else np.where(f.extra + others > interval.high, np.inf, f.time)
+            modes = circuit.kept[circuit.domain[f.scope[0]]]
+            for k in own:
+                count, unit = region.counts[k], _unit(first, groups[region.counts[k].group])
+                of_mode = modes == count.mode
+                use[..., width + len(groups) + 2 * k] = np.where(of_mode, unit, 0)
+                use[..., width + len(groups) + 2 * k + 1] = np.where(of_mode, 0, unit)
+                forbidden = of_mode if not count.high else ~of_mode
+                if not count.high or count.low == len(groups[count.group]):
+                    time = np.where(forbidden, np.inf, time)
             known[key] = time, use
         time, use = known[key]
         return replace(f, time=time, use=use)
 
     known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-    rest = _least_rest(circuit)
+    rest, interval = _least_rest(circuit), region.interval
     width = len(circuit.network.capacities)
     first, *others = circuit.network.capacities
-    rows = (first - interval.low, *others, *[first] * len(groups), *(len(group) * interval.high for group in groups))
+    numbers = range(len(region.counts))
+    counted = {z: tuple(k for k in numbers if z in groups[region.counts[k].group]) for group in groups for z in group}
+    limits = [_unit(first, groups[c.group]) * n for c in region.counts for n in (c.high, len(groups[c.group]) - c.low)]
+    sums = [len(group) * interval.high for group in groups]
+    rows = (first - interval.low, *others, *[first] * len(groups), *limits, *sums)
     return with_factors(circuit, rows, [relaxed(f) for f in circuit.factors])
+
+
+def _unit(capacity: int, group: frozenset[int]) -> int:
+    """The bytes that stand for a switch in rows of counts, whose prices are then of the size of others."""
+    return max(1, capacity // len(group))
 
 
 def _of_switches(circuit: Circuit) -> list[list[tuple[Factor, Floats]]]:
@@ -193,15 +231,27 @@ def _joined(intervals: Floats, apart: int) -> Floats:
 
 
 def relaxed_use(
-    network: Network, groups: Groups, interval: Interval | None, assignment: Sequence[int], use: Sequence[int]
+    network: Network, groups: Groups, region: Region | None, assignment: Sequence[int], use: Sequence[int]
 ) -> tuple[int, ...]:
-    """What an assignment takes of the rows of a relaxation, over an interval or by means, given its `use`."""
+    """What an assignment takes of the rows of a relaxation, over a region or by means, given its `use`."""
     if not groups:
         return tuple(use)
     needs = extras(network, assignment)
     first, sums = use[0] - max(needs.values(), default=0), [sum(needs[z] for z in group) for group in groups]
     means = [first + total // len(group) for total, group in zip(sums, groups, strict=True)]
-    return (*means, *use[1:]) if interval is None else (first, *use[1:], *means, *sums)
+    if region is None:
+        return (*means, *use[1:])
+    counts = []
+    for count in region.counts:
+        group = groups[count.group]
+        many, unit = taking(count.mode, group, assignment), _unit(network.capacities[0], group)
+        counts += [unit * many, unit * (len(group) - many)]
+    return (first, *use[1:], *means, *counts, *sums)
+
+
+def taking(mode: int, group: frozenset[int], assignment: Sequence[int]) -> int:
+    """How many switches of a group take a mode."""
+    return sum(assignment[z] == mode for z in group)
 
 
 def share(f: Factor, group: frozenset[int]) -> Floats:

@@ -21,6 +21,7 @@ from ...formulation.network.network import INFINITE, Window
 from ..protocol import Search
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
+from .copy_mixtures import Mixtures
 from .crossover import crossed
 from .factors import Factor, dense
 from .kernels import Bools, Floats
@@ -48,15 +49,15 @@ _NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from whi
 class WindowPrice:
     """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions.
 
-    They are of `circuit`, which has all solutions below the ceiling of the search. `mix` are the shares that these
-    solutions have in the relaxed one.
+    They are of `circuit`, which has all solutions below the ceiling of the search. `mix` are solutions that the relaxed
+    one is mixed from, with their shares.
     """
 
     circuit: Circuit
     weights: Weights
     price: Price
     cuts: tuple[tuple[int, ...], ...] = ()
-    mix: tuple[float, ...] = ()
+    mix: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
     def restricted(self, reach: int, until: float) -> Circuit | None:
         """The circuit without what is in no solution of cost up to `reach`; None if nothing is left."""
@@ -193,22 +194,24 @@ class Cuts:
         return point, float(answer.x[0]) * scale
 
 
-def price_windows(circuit: Circuit, search: Search, reach: int = INFINITE) -> WindowPrice | None:
-    """Raise the bound of `search` by weights and prices, and offer the solutions found; None if infeasible.
+def price_windows(circuit: Circuit, search: Search, mixtures: Mixtures, reach: int = INFINITE) -> WindowPrice | None:
+    """Raise the bound of `search` by weights and prices, and offer the solutions found, and mixtures; None if
+    infeasible.
 
     The circuit has all solutions of cost up to `reach`.
     """
-    return _Pricing(circuit, search, reach).maximised()
+    return _Pricing(circuit, search, mixtures, reach).maximised()
 
 
 class _Pricing:
     """The search for the best point."""
 
-    def __init__(self, circuit: Circuit, search: Search, reach: int) -> None:
-        self.circuit, self.search, self.cuts = circuit, search, Cuts(circuit)
+    def __init__(self, circuit: Circuit, search: Search, mixtures: Mixtures, reach: int) -> None:
+        self.circuit, self.search, self.mixtures, self.cuts = circuit, search, mixtures, Cuts(circuit)
         self.best: WindowPrice | None = None
         self.point = np.zeros(0)  # of `best`
         self.solutions: list[tuple[int, ...]] = []  # cost, of windows too, and use
+        self.assignments: list[tuple[int, ...]] = []  # of the same solutions, where there are capacities
         self.fitting: dict[bool, tuple[int, ...]] = {}  # by whether it fits: the last solution
         self.sufficient: set[int] = set()  # rows whose capacity is at least the least use
         self.reach = self.narrowed = reach  # of the solutions that the circuit has, and when it was looked at last
@@ -258,8 +261,10 @@ class _Pricing:
             idle = 0 if risen > _LITTLE * gain else idle + 1
         if len(self.fitting) > 1 and not search.done:
             cross(self.fitting, search)
-        before, after = len(self.solutions) - len(cuts.rows), len(cuts.rows) - len(cuts.mix)
-        mix = (*[0.0] * before, *cuts.mix, *[0.0] * after)
+            if not search.limits.rough:
+                self.mixtures.offer_best(search)
+        of_rows = self.assignments[len(self.solutions) - len(cuts.rows) :]
+        mix = tuple(part for part in zip(cuts.mix, of_rows, strict=False) if part[0] > 0)
         return replace(self.best, cuts=tuple(self.solutions), mix=mix)
 
     def _closed(self) -> WindowPrice | None:
@@ -316,6 +321,9 @@ class _Pricing:
         if use or search.better(cost + search.network.constant):
             found = relaxed.decode(now.slots)
             self.fitting[fits] = found
+            if use:
+                self.assignments.append(found)
+                self.mixtures.add(found)
             if fits and search.better(cost + search.network.constant):
                 search.offer(found)
         return True

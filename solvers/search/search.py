@@ -140,6 +140,7 @@ class _Search:
         self.pipeline, self.space, self.solver, self.limits = pipeline, space, solver, limits
         self.captured, self.rewritten_axes = PipelineProblem(pipeline.problem.captured), 0
         self.has_pipelines = space.has_pipelines
+        self.bounds_first, self.ladder = False, (Level.RELAXED, Level.PRICED, Level.CLOSED)
         self.executor = executor if self.has_pipelines else Serial()
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
@@ -171,6 +172,10 @@ class _Search:
     def run(self) -> SearchResult:
         try:
             self._enumerate()
+            several = len([*self._candidates()]) > 1
+            self.bounds_first = several and not self.has_pipelines and self.pipeline.problem.has_windows
+            if self.has_pipelines or self.bounds_first:
+                self.ladder = tuple(Level)
             if self.families:
                 first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
                 plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
@@ -315,7 +320,7 @@ class _Search:
         closer = None
         if leader is not None and not (leader.running or leader.level is Level.CLOSED or self._is_exhausted(leader)):
             limits = replace(self.limits, gap=self.limits.gap * LEADER_GAP)
-            if leader.level is Level.PRICED and leader.bound < self.target:
+            if leader.level is Level.PRICED and leader.bound < self.target and not self._is_behind(leader):
                 return self._work(leader, (Level.CLOSED,), limits.gap, self.target)
             closer = self._work(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
         while (chosen := self._most_promising()) is not None:
@@ -331,8 +336,7 @@ class _Search:
 
     def _next_level(self, chosen: Candidate) -> _Work:
         """The work that takes a configuration to its next level."""
-        ladder = tuple(Level) if self.has_pipelines else (Level.RELAXED, Level.PRICED, Level.CLOSED)
-        following = ladder[0 if chosen.level is None else ladder.index(chosen.level) + 1]
+        following = self.ladder[0 if chosen.level is None else self.ladder.index(chosen.level) + 1]
         levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
@@ -345,9 +349,15 @@ class _Search:
 
     def _is_coarsely_solved(self, candidate: Candidate) -> bool:
         """True if the bound of a network is already as good as a coarse solution would make it."""
-        if self.has_pipelines or candidate.level is not Level.RELAXED:
+        if self.has_pipelines or candidate.level not in BOUNDS:
             return False
         return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
+
+    def _is_behind(self, leader: Candidate) -> bool:
+        """True if a configuration is left to be priced that no better plan of the leader's could exclude."""
+        least = self.limits.ceiling(leader.bound)
+        others = (c for c in self._candidates() if c is not leader and not (c.merged or self._is_exhausted(c)))
+        return self.bounds_first and any(c.level in (None, *BOUNDS) and c.bound < least for c in others)
 
     def _is_exhausted(self, candidate: Candidate) -> bool:
         """True if the solver gave up on the candidate's next network, and no cheaper plan was found since."""
@@ -403,7 +413,7 @@ class _Search:
         open_ = (c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED)
         idle = [c for c in open_ if not (c.running or self._is_exhausted(c))]
         near = DIVE_REACH * min((c.bound for c in idle), default=0)
-        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
+        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near and not self._waits(c)]
         if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.running):
             return min(begun, key=lambda c: (c.bound, c.order))
         while idle:
@@ -414,6 +424,10 @@ class _Search:
             family = self._family(chosen)
             idle = [c for c in idle if c.level is not None or self._family(c) is not family]
         return None
+
+    def _waits(self, candidate: Candidate) -> bool:
+        """True if the next level of a configuration, solutions, has to wait for bounds of all others."""
+        return self.bounds_first and candidate.level is Level.BOUNDED
 
     def _prerequisite(self, candidate: Candidate) -> Candidate:
         """The candidate whose bound an untouched candidate should wait for: its merged twin, or a coarser split."""

@@ -82,6 +82,11 @@ def good_point(program: LinearProgram, gap: float, nodes: int, seconds: float = 
     return _mixed(program, seconds, {"mip_rel_gap": gap, "node_limit": nodes, "presolve": True}).point
 
 
+def near_best(program: LinearProgram, gap: float, nodes: int, seconds: float = math.inf) -> HighsOutcome:
+    """The outcome of a mixed-integer program once its bound is within that `gap`, or after so many nodes."""
+    return _mixed(program, seconds, _EXACT | {"mip_rel_gap": gap, "node_limit": nodes})
+
+
 def _linear(program: LinearProgram, seconds: float, presolve: bool = True) -> HighsOutcome:
     from scipy.optimize import linprog
 

@@ -31,19 +31,23 @@ from partita.formulation.network.network import (
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
 from partita.solvers.cache.digest import digest
-from partita.solvers.elimination import copy_costs, segment_lists, transient_memory, window_relaxation
+from partita.solvers.elimination import copy_program, segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_costs import raise_copies
-from partita.solvers.elimination.copy_program import good_solution
+from partita.solvers.elimination.copy_mixtures import Mixtures
+from partita.solvers.elimination.copy_program import solve_copy
 from partita.solvers.elimination.longest_streams import without_shorter_streams
 from partita.solvers.elimination.order import TooWideError, compile_network, restrict
 from partita.solvers.elimination.segment_lists import blocks_of, with_columns
 from partita.solvers.elimination.transient_branching import _Branching
 from partita.solvers.elimination.transient_relaxation import (
+    Count,
     Interval,
+    Region,
     groups_of,
-    relax_interval,
+    relax_region,
     relax_transient,
+    relaxed_use,
     unrelaxed,
 )
 from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted
@@ -265,26 +269,86 @@ def test_branching_goes_on_where_prices_ended(make_network, monkeypatch) -> None
         network = found(make_network, seed, 2, binds=True)
         circuit, groups, search = compile_network(network), groups_of(network), Search(network, Limits(), "")
         assume(network.capacities and groups)
-        root = price_windows(relax_transient(circuit, groups), search)
+        mixtures = Mixtures(network)
+        root = price_windows(relax_transient(circuit, groups), search, mixtures)
         assume(root is not None and any(root.price.price))
         assert root is not None
         solution = weighted(root.circuit, root.weights).decode(root.price.slots)
         most, known = max(extras(network, solution).values()), search.bound
         circuit = unrelaxed(root.circuit, groups)
-        parts = _Branching(circuit, groups, search).first(root)
+        parts = _Branching(circuit, groups, search, mixtures)._split_interval(
+            root, *_Branching(circuit, groups, search, mixtures).whole(root)
+        )
         split.append(len(parts) == 2)
-        assert all(a.interval.high < b.interval.low for a, b in pairwise(parts))
-        assert not split[-1] or most == 0 or parts[0].interval.high < most
+        assert all(a.region.interval.high < b.region.interval.low for a, b in pairwise(parts))
+        assert not split[-1] or most == 0 or parts[0].region.interval.high < most
         with monkeypatch.context() as once:
             once.setattr(window_relaxation, "_ROUNDS", 0)  # the first prices, and no others
             for part in parts[:1]:
                 inner = Search(network, Limits(prices=part.prices), "")
-                priced = price_windows(relax_interval(circuit, groups, part.interval), inner)
+                priced = price_windows(relax_region(circuit, groups, part.region), inner, mixtures)
                 assert priced is None or priced.price.value >= root.price.value * (1 - 1e-9) - 1
                 assert priced is None or inner.bound >= known - 1
 
     goes_on()
     assert any(split)
+
+
+@settings(max_examples=example_count(20), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.integers(0, 10**6))
+def test_regions_bound_the_solutions_that_they_hold(make_network, seed: int) -> None:
+    network, rng = found(make_network, seed, 2, binds=True), np.random.default_rng(seed)
+    groups = groups_of(network)
+    assume(network.capacities and groups)
+    group, mode = int(rng.integers(len(groups))), int(rng.integers(2))
+    low = int(rng.integers(len(groups[group]) + 1))
+    count = Count(group, mode, low, int(rng.integers(low, len(groups[group]) + 1)))
+    interval = Interval(0, int(rng.integers(1 + network.capacities[0])))
+    region, costs = Region(interval, (count,)), []
+    relaxed = relax_region(compile_network(network), groups, region)
+    for x in product(*(range(len(v.cost)) for v in network.variables)):
+        verdict, most = evaluate(network, x), max(extras(network, x).values())
+        many = sum(x[z] == mode for z in groups[group])
+        if verdict.feasible and most <= interval.high and count.low <= many <= count.high:
+            costs.append(verdict.cost)
+            use = relaxed_use(network, groups, region, x, verdict.use)
+            assert all(u <= c for u, c in zip(use, relaxed.network.capacities, strict=True))
+    search, mixtures = Search(network, Limits(), "region"), Mixtures(network)
+    priced = price_windows(relaxed, search, mixtures)
+    if priced is None:
+        assert not costs
+        return
+    assert search.bound <= min([*costs, search.objective or INFINITE])
+    raised = Search(network, Limits(), "copies")
+    raise_copies(relaxed, priced, groups, raised, mixtures, reach=relaxed.max_cost, region=region)
+    assert raised.bound <= min([*costs, relaxed.max_cost + 1, raised.objective or INFINITE])
+
+
+def test_branching_counts_the_layers_of_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six layers two and a half would have to be recomputed by the price of memory, so that it takes three."""
+
+    def no_lists(*_: object) -> None:
+        raise TooManyError("labels")
+
+    monkeypatch.setattr(segment_lists, "enumerate_labels", no_lists)
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    none, layers = np.zeros((2, 1), np.int64), 6
+    variables = [Variable(f"b{i}", t(0, 0), none) for i in range(layers + 1)]
+    edges, copies, switches, windows = [], [], [], []
+    for i in range(layers):
+        mode, x = len(variables), len(variables) + 1
+        use = t([[20], [20]], [[0], [0]])
+        variables += [Variable("z", t(0, 0), none), Variable("x", t(0, 0), use[0])]
+        tables = t([0, 0], [90, 90])
+        switches.append(Switch(mode, {x: (tables, use, t([5, 5], [10, 10]))}, {}))
+        edges += [Edge(u, v, t([0, 50], [50, 0])) for u, v in ((i, x), (x, i + 1))]
+        windows.append(Window({x: t([[10, 10], [10, 10]], [[10, 10], [10, 10]])}, {}))
+        copies.append((mode, x))
+    chains = (Chain(tuple(range(layers + 1)), tuple(copies)),)
+    network = Network(tuple(variables), tuple(edges), (80,), 0, chains, tuple(switches), tuple(windows))
+    check_network(network)
+    answer = solver("elimination").solve(network)
+    assert (answer.objective, answer.bound) == (6 * 10 + 3 * 90, 6 * 10 + 3 * 90), answer.words
 
 
 @pytest.mark.parametrize("name", ["auto", "cpsat", "milp", "smt"])
@@ -354,8 +418,7 @@ def test_copies_that_balance_their_streams_are_found(monkeypatch: pytest.MonkeyP
     def no_lists(*_: object) -> None:
         raise TooManyError("labels")
 
-    for module in (copy_costs, segment_lists):
-        monkeypatch.setattr(module, "enumerate_labels", no_lists)
+    monkeypatch.setattr(segment_lists, "enumerate_labels", no_lists)
     layers, inside = 12, 6
     t = lambda *x: np.array(x, np.int64)  # noqa: E731
     none = np.zeros((2, 0), np.int64)
@@ -373,20 +436,57 @@ def test_copies_that_balance_their_streams_are_found(monkeypatch: pytest.MonkeyP
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
-def test_good_solutions_cost_what_they_are_said_to(make_network, truth, seed: int) -> None:
+def test_programs_bound_what_they_solve(make_network, truth, seed: int) -> None:
     network = replace(found(make_network, seed, 1), chains=())
-    best, good = truth(network), good_solution(compile_network(network), 0.0)
-    assert (good is None) == (best is None)
-    if good is not None:
-        verdict = evaluate(network, good.options)
-        assert verdict.feasible and verdict.cost == good.cost + network.constant >= best
+    best, good = truth(network), solve_copy(compile_network(network), 0.0)
+    if best is None:
+        assert good.bound == inf and not good.options
+        return
+    verdict = evaluate(network, good.options)
+    assert verdict.feasible and verdict.cost == good.cost + network.constant == best
+    assert good.bound + network.constant == best
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.integers(0, 10**6))
+def test_mixtures_are_the_best_of_what_solutions_hold(make_network, seed: int) -> None:
+    """Each copy of a chain as some copy of some solution, what is outside as in one; boundaries are alike."""
+    network = found(make_network, seed, seed % 3, binds=True)
+    assume(network.chains and network.capacities)
+    some = [picks(network, seed + k) for k in range(4)]
+    ends = {v: some[0][v] for chain in network.chains for v in chain.reads}
+    ends |= {v: some[0][chain.boundaries[0]] for chain in network.chains for v in chain.boundaries}
+    some = [tuple(ends.get(v, x) for v, x in enumerate(one)) for one in some]
+    mixtures, search = Mixtures(network), Search(network, Limits(), "mixed")
+    for one in some:
+        mixtures.add(one)
+    mixtures.offer_best(search)
+    parts = [copy for chain in network.chains for copy in chain.copies]
+    of_copies = [
+        {tuple(one[v] for v in copy) for one in some for copy in chain.copies}
+        for chain in network.chains
+        for _ in chain.copies
+    ]
+    costs = []
+    for base in some:
+        for chosen in islice(product(*of_copies), 3000):
+            mixed = list(base)
+            for copy, options in zip(parts, chosen, strict=True):
+                for v, option in zip(copy, options, strict=True):
+                    mixed[v] = option
+            verdict = evaluate(network, mixed)
+            costs += [verdict.cost] if verdict.feasible else []
+    assert search.objective == min(costs, default=None)
 
 
 @pytest.mark.parametrize("most", [0, 1 << 27])
-def test_lists_too_large_for_a_copy_leave_its_bound(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_prove_copies_whose_lists_are_too_large(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many windows, or of few where columns take more than they may."""
     monkeypatch.setattr(segment_lists, "_MAX_COLUMNS", most)
     windows = 7 if most else 1
+    answer = solver("elimination").solve(balanced_badly(40, 100, windows))
+    assert (answer.objective, answer.bound) == (4000 * windows, 4000 * windows)
+    monkeypatch.setattr(copy_program, "_COLUMNS", 0)
     answer = solver("elimination").solve(balanced_badly(40, 100, windows))
     assert answer.objective == 4000 * windows
     assert 0 < answer.bound < 4000 * windows
@@ -463,12 +563,12 @@ def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None
     check_network(network)
     best = evaluate(network, (0,) * len(variables))
     assert best.feasible and best.cost == 300
-    interval, groups = Interval(0, 10), groups_of(network)
-    relaxed = relax_interval(compile_network(network), groups, interval)
-    found = price_windows(relaxed, Search(network, Limits(), "prices"))
+    region, groups, mixtures = Region(Interval(0, 10)), groups_of(network), Mixtures(network)
+    relaxed = relax_region(compile_network(network), groups, region)
+    found = price_windows(relaxed, Search(network, Limits(), "prices"), mixtures)
     search = Search(network, Limits(), "copies")
     assert found is not None
-    raise_copies(relaxed, found, groups, search, relaxed.max_cost, interval)
+    raise_copies(relaxed, found, groups, search, mixtures, reach=relaxed.max_cost, region=region)
     assert search.bound <= 300
     assert solver("auto").solve(network).objective == 300
 
@@ -488,7 +588,8 @@ def test_layers_of_each_kind_have_transient_memory_of_their_own() -> None:
     assert sorted(map(len, groups)) == [2, 4]
     for each in (groups, [frozenset.union(*groups)]):
         search = Search(network, Limits(), "prices")
-        assert price_windows(relax_transient(compile_network(network), each), search) is not None
+        relaxed = relax_transient(compile_network(network), each)
+        assert price_windows(relaxed, search, Mixtures(network)) is not None
         bounds.append(search.bound)
     assert 2 * 300 >= bounds[0] > 2 * bounds[1] > 0
 
@@ -528,7 +629,7 @@ def test_equal_windows_share_weights() -> None:
     assert len(cuts.counts) == 1  # of four windows
     assert len(cuts.weights(cuts.first())) == 4
     priced = Search(network, Limits(), "test")
-    assert price_windows(compile_network(network), priced) is not None
+    assert price_windows(compile_network(network), priced, Mixtures(network)) is not None
     rng = np.random.default_rng(1)
     some = ([int(rng.integers(len(v.cost))) for v in network.variables] for _ in range(200))
     assert 0 < priced.bound <= min(evaluate(network, assignment).cost for assignment in some)
