@@ -68,7 +68,6 @@ def raise_copies(
     found: WindowPrice,
     groups: Groups,
     search: Search,
-    mixtures: Mixtures,
     reach: int,
     region: Region | None = None,
     most_work: float = inf,
@@ -79,6 +78,7 @@ def raise_copies(
     region, and restricted to the solutions of cost up to `reach`.
     """
     most_work = min(most_work, search.work * (1 + _TIMES) + _MORE)
+    mixtures = found.mixtures or Mixtures(search.network)
     price, capacities = found.price.price, np.array(circuit.network.capacities, np.float64)
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)

@@ -48,16 +48,14 @@ class _Node:
     settled: bool = False
 
 
-def branch_transient(
-    circuit: Circuit, groups: Groups, search: Search, mixtures: Mixtures, root: WindowPrice, most_work: float
-) -> None:
+def branch_transient(circuit: Circuit, groups: Groups, search: Search, root: WindowPrice, most_work: float) -> None:
     """Raise the bound of `search` by branching over the largest transient use and counts of modes; offer solutions.
 
     `circuit` has its transient use, and all solutions below the ceiling; `root` is its price, relaxed over the groups.
     Ends after `most_work` of the search, where a part of what is left of that brought the bound little nearer to the
     ceiling, or where intervals are too short to be split.
     """
-    branching = _Branching(circuit, groups, search, mixtures)
+    branching = _Branching(circuit, groups, search, root.mixtures)
     room, patience = search.ceiling - search.bound, _UNMOVED * (most_work - search.work)
     nodes, settled, until = branching.first(root), search.ceiling, search.work + patience
     heapq.heapify(nodes)
@@ -81,7 +79,7 @@ def branch_transient(
 class _Branching:
     """What all nodes share; `reach`: the circuit has all solutions of cost up to that."""
 
-    def __init__(self, circuit: Circuit, groups: Groups, search: Search, mixtures: Mixtures) -> None:
+    def __init__(self, circuit: Circuit, groups: Groups, search: Search, mixtures: Mixtures | None) -> None:
         self.circuit, self.groups, self.search, self.mixtures = circuit, groups, search, mixtures
         self.capacity = circuit.network.capacities[0]
         self.levels = transient_levels(circuit, self.capacity)
@@ -122,7 +120,7 @@ class _Branching:
         """The nodes that are left of one, which is priced by the search `inner`."""
         search, groups, before = self.search, self.groups, node.region.interval
         relaxed = relax_region(self.circuit, groups, node.region)
-        found = price_windows(relaxed, inner, self.mixtures, self.reach)
+        found = price_windows(relaxed, inner, self.reach, self.mixtures)
         if inner.assignment is not None:
             search.offer(inner.assignment)
         reach = min(search.ceiling - 1, relaxed.max_cost)
@@ -143,7 +141,7 @@ class _Branching:
             small = found.restricted(reach, inner.until)
             if small is None:
                 return []
-            raise_copies(small, found, groups, inner, self.mixtures, reach=reach, region=node.region, most_work=left)
+            raise_copies(small, found, groups, inner, reach, region=node.region, most_work=left)
             if inner.assignment is not None:
                 search.offer(inner.assignment)
             bound = max(bound, inner.bound)

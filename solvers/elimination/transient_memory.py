@@ -38,7 +38,6 @@ from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Sea
 from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
-from .copy_mixtures import Mixtures
 from .labels import LabelBounds
 from .longest_streams import without_shorter_streams
 from .memory_price import Price, at_price, search_within, sweep
@@ -167,16 +166,15 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     relaxed = relax_transient(circuit, groups) if groups else circuit
     if not relaxed.exact:
         return _solve_wide(search, solve)
-    mixtures = Mixtures(search.network)
-    best = _priced(relaxed, search, mixtures)
+    best = _priced(relaxed, search)
     if best is None:
         return search.finish("no solution, at any price of memory", infeasible=True)
     if not search.done and not limits.rough and windows:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
         if not search.done and (best.is_mixed or not limits.quick):
-            _raise_copies(best, groups, search, mixtures)
-        _branch(best, groups, search, mixtures)
+            _raise_copies(best, groups, search)
+        _branch(best, groups, search)
     if search.bound >= INFINITE:
         return _without_solution(search, "no solution, by branching over transient use")
     if search.done:
@@ -202,10 +200,10 @@ def _tau_of(network: Network, assignment: tuple[int, ...]) -> int:
     return max(extras(network, assignment).values(), default=0)
 
 
-def _priced(circuit: Circuit, search: Search, mixtures: Mixtures) -> WindowPrice | None:
+def _priced(circuit: Circuit, search: Search) -> WindowPrice | None:
     """Raise the bound of `search` by pricing and offer the solutions found; None if infeasible."""
     if search.network.windows:
-        return price_windows(circuit, search, mixtures)
+        return price_windows(circuit, search)
     best = sweep(circuit, search)
     return None if best is None else WindowPrice(circuit, {}, best)
 
@@ -246,7 +244,7 @@ def _without_solution(search: Search, words: str) -> Solution:
     return search.finish(words)
 
 
-def _raise_copies(best: WindowPrice, groups: Groups, search: Search, mixtures: Mixtures) -> None:
+def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:
     """Raise the bound of `search` by exact costs of the copies of chains, within a slack that excludes most options."""
     circuit = best.circuit
     through, least = circuit.backward(best.price.slots, search.until), search.bound - best.price.bound
@@ -257,13 +255,13 @@ def _raise_copies(best: WindowPrice, groups: Groups, search: Search, mixtures: M
         if small is None:
             search.raise_bound(reach + 1)
         else:
-            raise_copies(small, best, groups, search, mixtures, reach=reach)
+            raise_copies(small, best, groups, search, reach)
         if search.bound <= reach or reach == circuit.max_cost:
             break
         slack *= 4
 
 
-def _branch(best: WindowPrice, groups: Groups, search: Search, mixtures: Mixtures) -> None:
+def _branch(best: WindowPrice, groups: Groups, search: Search) -> None:
     """Raise the bound of `search` by branching over the largest transient use, if that has a price."""
     if not groups or search.done or (search.objective is not None and not any(best.price.price)):
         return
@@ -275,7 +273,7 @@ def _branch(best: WindowPrice, groups: Groups, search: Search, mixtures: Mixture
         small = unrelaxed(small, groups)
         quick = search.limits.quick and search.objective is not None
         times, more = _QUICK_BRANCHING if quick else _BRANCHING
-        branch_transient(small, groups, search, mixtures, root=best, most_work=search.work * (1 + times) + more)
+        branch_transient(small, groups, search, best, search.work * (1 + times) + more)
 
 
 def _without_extra(circuit: Circuit) -> Circuit:
@@ -373,7 +371,7 @@ class _TauSearch:
         inner = Search(without_extras(network, tau), Limits(search.left), search.source)
         first, *others = self.plain.network.capacities
         circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
-        found = _priced(circuit, inner, Mixtures(inner.network))
+        found = _priced(circuit, inner)
         if found is None:  # with so little memory
             weights = self.best.weights
             none = [0.0] * len(network.capacities)

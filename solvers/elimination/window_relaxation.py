@@ -50,7 +50,7 @@ class WindowPrice:
     """The best weights found, the best price at these weights, and costs (without constant) and uses of solutions.
 
     They are of `circuit`, which has all solutions below the ceiling of the search. `mix` are solutions that the relaxed
-    one is mixed from, with their shares.
+    one is mixed from, with their shares; `mixtures` hold all that were found.
     """
 
     circuit: Circuit
@@ -58,6 +58,7 @@ class WindowPrice:
     price: Price
     cuts: tuple[tuple[int, ...], ...] = ()
     mix: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    mixtures: Mixtures | None = None
 
     def restricted(self, reach: int, until: float) -> Circuit | None:
         """The circuit without what is in no solution of cost up to `reach`; None if nothing is left."""
@@ -194,13 +195,15 @@ class Cuts:
         return point, float(answer.x[0]) * scale
 
 
-def price_windows(circuit: Circuit, search: Search, mixtures: Mixtures, reach: int = INFINITE) -> WindowPrice | None:
+def price_windows(
+    circuit: Circuit, search: Search, reach: int = INFINITE, mixtures: Mixtures | None = None
+) -> WindowPrice | None:
     """Raise the bound of `search` by weights and prices, and offer the solutions found, and mixtures; None if
     infeasible.
 
-    The circuit has all solutions of cost up to `reach`.
+    The circuit has all solutions of cost up to `reach`. `mixtures` hold what is known of other circuits of the network.
     """
-    return _Pricing(circuit, search, mixtures, reach).maximised()
+    return _Pricing(circuit, search, mixtures or Mixtures(search.network), reach).maximised()
 
 
 class _Pricing:
@@ -310,7 +313,7 @@ class _Pricing:
             return False
         search.raise_bound(min(now.bound, self.reach + 1))
         if self.best is None or now.value > self.best.price.value:
-            self.best = WindowPrice(circuit, weights, now)
+            self.best = WindowPrice(circuit, weights, now, mixtures=self.mixtures)
             self.point = np.array([*(a for w in self.cuts.counts for a in weights[w]), *now.price])
             search.prices = tuple(self.point.tolist())
         if search.limits.cutoff is not None and now.bound >= search.limits.cutoff:  # no solution is needed

@@ -269,15 +269,14 @@ def test_branching_goes_on_where_prices_ended(make_network, monkeypatch) -> None
         network = found(make_network, seed, 2, binds=True)
         circuit, groups, search = compile_network(network), groups_of(network), Search(network, Limits(), "")
         assume(network.capacities and groups)
-        mixtures = Mixtures(network)
-        root = price_windows(relax_transient(circuit, groups), search, mixtures)
+        root = price_windows(relax_transient(circuit, groups), search)
         assume(root is not None and any(root.price.price))
         assert root is not None
         solution = weighted(root.circuit, root.weights).decode(root.price.slots)
         most, known = max(extras(network, solution).values()), search.bound
         circuit = unrelaxed(root.circuit, groups)
-        parts = _Branching(circuit, groups, search, mixtures)._split_interval(
-            root, *_Branching(circuit, groups, search, mixtures).whole(root)
+        parts = _Branching(circuit, groups, search, root.mixtures)._split_interval(
+            root, *_Branching(circuit, groups, search, root.mixtures).whole(root)
         )
         split.append(len(parts) == 2)
         assert all(a.region.interval.high < b.region.interval.low for a, b in pairwise(parts))
@@ -286,7 +285,7 @@ def test_branching_goes_on_where_prices_ended(make_network, monkeypatch) -> None
             once.setattr(window_relaxation, "_ROUNDS", 0)  # the first prices, and no others
             for part in parts[:1]:
                 inner = Search(network, Limits(prices=part.prices), "")
-                priced = price_windows(relax_region(circuit, groups, part.region), inner, mixtures)
+                priced = price_windows(relax_region(circuit, groups, part.region), inner)
                 assert priced is None or priced.price.value >= root.price.value * (1 - 1e-9) - 1
                 assert priced is None or inner.bound >= known - 1
 
@@ -313,14 +312,14 @@ def test_regions_bound_the_solutions_that_they_hold(make_network, seed: int) -> 
             costs.append(verdict.cost)
             use = relaxed_use(network, groups, region, x, verdict.use)
             assert all(u <= c for u, c in zip(use, relaxed.network.capacities, strict=True))
-    search, mixtures = Search(network, Limits(), "region"), Mixtures(network)
-    priced = price_windows(relaxed, search, mixtures)
+    search = Search(network, Limits(), "region")
+    priced = price_windows(relaxed, search)
     if priced is None:
         assert not costs
         return
     assert search.bound <= min([*costs, search.objective or INFINITE])
     raised = Search(network, Limits(), "copies")
-    raise_copies(relaxed, priced, groups, raised, mixtures, reach=relaxed.max_cost, region=region)
+    raise_copies(relaxed, priced, groups, raised, relaxed.max_cost, region=region)
     assert raised.bound <= min([*costs, relaxed.max_cost + 1, raised.objective or INFINITE])
 
 
@@ -563,12 +562,12 @@ def test_each_switch_of_a_copy_may_use_as_much_as_the_interval_ends_at() -> None
     check_network(network)
     best = evaluate(network, (0,) * len(variables))
     assert best.feasible and best.cost == 300
-    region, groups, mixtures = Region(Interval(0, 10)), groups_of(network), Mixtures(network)
+    region, groups = Region(Interval(0, 10)), groups_of(network)
     relaxed = relax_region(compile_network(network), groups, region)
-    found = price_windows(relaxed, Search(network, Limits(), "prices"), mixtures)
+    found = price_windows(relaxed, Search(network, Limits(), "prices"))
     search = Search(network, Limits(), "copies")
     assert found is not None
-    raise_copies(relaxed, found, groups, search, mixtures, reach=relaxed.max_cost, region=region)
+    raise_copies(relaxed, found, groups, search, relaxed.max_cost, region=region)
     assert search.bound <= 300
     assert solver("auto").solve(network).objective == 300
 
@@ -589,7 +588,7 @@ def test_layers_of_each_kind_have_transient_memory_of_their_own() -> None:
     for each in (groups, [frozenset.union(*groups)]):
         search = Search(network, Limits(), "prices")
         relaxed = relax_transient(compile_network(network), each)
-        assert price_windows(relaxed, search, Mixtures(network)) is not None
+        assert price_windows(relaxed, search) is not None
         bounds.append(search.bound)
     assert 2 * 300 >= bounds[0] > 2 * bounds[1] > 0
 
@@ -629,7 +628,7 @@ def test_equal_windows_share_weights() -> None:
     assert len(cuts.counts) == 1  # of four windows
     assert len(cuts.weights(cuts.first())) == 4
     priced = Search(network, Limits(), "test")
-    assert price_windows(compile_network(network), priced, Mixtures(network)) is not None
+    assert price_windows(compile_network(network), priced) is not None
     rng = np.random.default_rng(1)
     some = ([int(rng.integers(len(v.cost))) for v in network.variables] for _ in range(200))
     assert 0 < priced.bound <= min(evaluate(network, assignment).cost for assignment in some)
