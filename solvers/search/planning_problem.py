@@ -7,7 +7,6 @@ from math import inf
 from ...formulation.encoding.encode import encode
 from ...formulation.encoding.encoding import Encoding
 from ...formulation.encoding.encoding_options import EncodingOptions, StageContext
-from ...formulation.encoding.overlap import layers_together
 from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.placement.placement import Placement
@@ -63,11 +62,6 @@ class PlanningProblem:
         by_parts = bool(self.machine.device.kernels) and self.space.in_parts
         decided = {*self.space.decided.modes} - {"none"}
         return ("none",) if "none" in modes and not by_parts and not decided else modes
-
-    @property
-    def has_windows(self) -> bool:
-        """True if networks of the whole graph have windows, which take a while to price."""
-        return bool(layers_together(self.pcg, classes(self.pcg), self.space))
 
     @property
     def captured(self) -> "PlanningProblem":

@@ -40,7 +40,7 @@ from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
 from .result import ConfigurationSpace, OtherPlan, SearchResult, Solved, StepNs, without_pipelines
 from .shared_operators import beside
-from .single_stage import solve_single_stage
+from .single_stage import has_windows, solve_single_stage
 from .state import BOUNDS, Effort, Level, Proved, Stages
 
 CONCURRENT = 3
@@ -173,7 +173,7 @@ class _Search:
         try:
             self._enumerate()
             several = len([*self._candidates()]) > 1
-            self.bounds_first = several and not self.has_pipelines and self.pipeline.problem.has_windows
+            self.bounds_first = several and not self.has_pipelines and has_windows(self.pipeline.problem)
             if self.has_pipelines or self.bounds_first:
                 self.ladder = tuple(Level)
             if self.families:

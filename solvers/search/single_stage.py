@@ -6,13 +6,21 @@ latencies and kernel launches are paid k times). If the solution fits the memory
 solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
+from ...formulation.encoding.overlap import layers_together
 from ...formulation.network.network import INFINITE, Network, evaluate
+from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
 from ..protocol import INTERRUPTED, STOPPED, Limits, Solution, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import PartAnswer
 from .part_networks import PartNetworks
+from .planning_problem import PlanningProblem
 from .state import Effort, Level, Proved, Stages
+
+
+def has_windows(problem: PlanningProblem) -> bool:
+    """True if networks of the whole graph have windows, which take a while to price."""
+    return bool(layers_together(problem.pcg, classes(problem.pcg), problem.space))
 
 
 def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: Effort) -> Stages | None:
