@@ -110,7 +110,8 @@ class Mixtures:
             if term.extra is not None:
                 needs[term.scope[0]] = needs.get(term.scope[0], 0) + term.extra.item(entry)
         for terms in (self.windows[w] for w in part.windows):
-            cost += int(sum(table[:, *[assignment[v] for v in scope]] for scope, table in terms).max())
+            met = [(table, [assignment[v] for v in scope]) for scope, table in terms]
+            cost += max(sum(table.item((k, *entry)) for table, entry in met) for k in range(len(met[0][0])))
         return _Label(around, options, cost, tuple(use.tolist()), max(needs.values(), default=0))
 
     def _program(self) -> tuple[CountedProgram, list[_Label], list[list[_Label]]]:

@@ -140,7 +140,8 @@ class _Search:
         self.pipeline, self.space, self.solver, self.limits = pipeline, space, solver, limits
         self.captured, self.rewritten_axes = PipelineProblem(pipeline.problem.captured), 0
         self.has_pipelines = space.has_pipelines
-        self.bounds_first, self.ladder = False, (Level.RELAXED, Level.PRICED, Level.CLOSED)
+        self.bounds_first = False
+        self.ladder: tuple[Level, ...] = (Level.RELAXED, Level.PRICED, Level.CLOSED)
         self.executor = executor if self.has_pipelines else Serial()
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
