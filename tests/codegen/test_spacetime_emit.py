@@ -151,6 +151,15 @@ def vocabulary(graph: Graph) -> None:
             op_assign(part, device)
 
 
+def parts_of_what_is_fetched(graph: Graph, dim: int) -> None:
+    """Lookups read the whole table, scores half of it: forward fetches all of it, backward the half alone."""
+    for op in graph.forward:
+        how = split(("tokens.weight", dim), 2) if op.of.name == "scores" else replicate(2)
+        for device, part in enumerate(op_trans(op, how)):
+            op_assign(part, device)
+    place(graph, "tokens.weight", split(1 - dim, 2), range(2), shared=True)
+
+
 def addends(graph: Graph) -> None:
     """One linear takes addends of its input."""
     for op in graph.forward:
@@ -243,6 +252,15 @@ def test_parts_of_unlike_sizes() -> None:
     assert "min(step, size - self.index * step)" in text and "cuts=(3, 3, 2))" in text and "run.send(" not in text
     plain = emit(looped(tensor))
     assert "min(step" not in plain and "cuts=" not in plain
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_backward_finds_its_part_of_a_weight_wherever_it_lay_in_what_forward_fetched(dim: int) -> None:
+    def write(graph: Graph) -> None:
+        parts_of_what_is_fetched(graph, dim)
+
+    assert f".narrow({dim}, " in emit(looped(write))
+    judged(write)
 
 
 @pytest.mark.parametrize("level", ["threads", "pool"])
