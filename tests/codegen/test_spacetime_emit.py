@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import partita
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.emission.spacetime.program_tables import families
+from partita.codegen.emission.spacetime.segment_functions import Segments
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b, zero_bubble
 from partita.formulation.spacetime.graph import Graph
@@ -192,6 +193,15 @@ def uneven(graph: Graph) -> None:
             op_assign(part, device)
 
 
+def computed_twice(graph: Graph) -> None:
+    """Two devices compute most of a block alike and give it back in halves; one of them gives its input's gradient."""
+    for op in graph.forward:
+        inside = op.of.path.startswith("layers.1") and op.of.op != "add"
+        how = split("batch", 2) if op.of.op == "dropout" else replicate(2)
+        for device, part in enumerate(op_trans(op, how), start=1) if inside else [(0, op)]:
+            op_assign(part, device)
+
+
 def pipeline(graph: Graph, order: Any = one_f_one_b, more: Any = None, count: int = 4) -> None:
     for op in graph.forward:
         op_trans(op, split("batch", 4, "micro"))
@@ -261,6 +271,15 @@ def test_backward_finds_its_part_of_a_weight_wherever_it_lay_in_what_forward_fet
 
     assert f".narrow({dim}, " in emit(looped(write))
     judged(write)
+
+
+@pytest.mark.parametrize("write", [computed_twice, uneven, layers_again])
+def test_the_function_that_segments_share_is_what_each_of_them_would_write(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = emit(looped(write))
+    monkeypatch.setattr(Segments, "key", lambda segment: object())  # no two have the same
+    assert emit(looped(write)) == shared
 
 
 @pytest.mark.parametrize("level", ["threads", "pool"])

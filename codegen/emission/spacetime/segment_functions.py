@@ -104,9 +104,9 @@ class Segments(FunctionWriter):
 
         So do the micro-batches of a layer, and often the ranks that compute it.
         """
-        numbers: dict[object, int] = {}
+        numbers: dict[object, int | None] = {None: None}  # what has no gradient is unlike what has one
 
-        def number(of: object) -> int:
+        def number(of: object) -> int | None:
             return numbers.setdefault(of, len(numbers))
 
         flow, found = self.flow, list[Hashable]()
