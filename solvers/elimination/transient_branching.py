@@ -126,7 +126,7 @@ class _Branching:
         reach = min(search.ceiling - 1, relaxed.max_cost)
         if found is None or inner.bound > reach:
             return []
-        shortest = _CLOSE * self.capacity
+        shortest = max(1, _CLOSE * self.capacity)  # a single use is split no more
         interval = snapped(_shortened(before, groups, found.price, search.ceiling), self.levels)
         length, region = interval.high - interval.low, node.region._replace(interval=interval)
         if length < 0:
@@ -136,7 +136,7 @@ class _Branching:
         longer = before.high - before.low
         if length <= _NARROWED * longer and longer >= shortest and not near:
             return [_Node(bound, region, inner.prices)]
-        whole = length < shortest and self._between(found) is None
+        whole = length < shortest and self._between(found, region) is None
         if near or whole:
             small = found.restricted(reach, inner.until)
             if small is None:
@@ -152,16 +152,13 @@ class _Branching:
     def _split(self, found: WindowPrice, region: Region, bound: int, prices: Sequence[float]) -> list[_Node]:
         """The parts of a region: by the number of switches that take a mode, if it is far from whole, else by the
         largest transient use."""
-        between = self._between(found)
+        between = self._between(found, region)
         if between is None:
             return self._split_interval(found, region, bound, prices)
-        group, mode, at = between
-        known = next((c for c in region.counts if (c.group, c.mode) == (group, mode)), None)
-        least, most = (0, len(self.groups[group])) if known is None else (known.low, known.high)
-        if known is None:  # without prices yet
+        known, at = between
+        if known not in region.counts:  # without prices yet
             sums = len(self.groups)
             prices = (*prices[: len(prices) - sums], 0.0, 0.0, *prices[len(prices) - sums :])
-            known = Count(group, mode, least, most)
             region = region._replace(counts=(*region.counts, known))
         parts = known._replace(high=at), known._replace(low=at + 1)
         return [
@@ -169,16 +166,22 @@ class _Branching:
             for part in parts
         ]
 
-    def _between(self, found: WindowPrice) -> tuple[int, int, int] | None:
-        """A group and a mode that fewer than whole switches take in the relaxed solution, and the whole number below;
-        None if all are nearly whole."""
+    def _between(self, found: WindowPrice, region: Region) -> tuple[Count, int] | None:
+        """The count of a mode whose number in the relaxed solution is farthest from whole, and the whole number below;
+        None if all are nearly whole.
+
+        Prices that are still too low leave more or fewer than the region has: there is nothing to split then.
+        """
         best, apart = None, _APART
         total = fsum(share for share, _ in found.mix)
+        known = {(c.group, c.mode): c for c in region.counts}
         for g, group in enumerate(self.groups):
             for mode in range(max(len(self.search.network.variables[z].cost) for z in group)):
+                count = known.get((g, mode), Count(g, mode, 0, len(group)))
                 many = fsum(share * taking(mode, group, x) for share, x in found.mix) / max(total, 1e-9)
-                if (away := min(many - floor(many), floor(many) + 1 - many)) > apart:
-                    best, apart = (g, mode, floor(many)), away
+                away = min(many - floor(many), floor(many) + 1 - many)
+                if away > apart and count.low < many < count.high:
+                    best, apart = (count, floor(many)), away
         return best
 
     def _split_interval(self, found: WindowPrice, region: Region, bound: int, prices: Sequence[float]) -> list[_Node]:

@@ -39,7 +39,7 @@ from partita.solvers.elimination.copy_program import solve_copy
 from partita.solvers.elimination.longest_streams import without_shorter_streams
 from partita.solvers.elimination.order import TooWideError, compile_network, restrict
 from partita.solvers.elimination.segment_lists import blocks_of, with_columns
-from partita.solvers.elimination.transient_branching import _Branching
+from partita.solvers.elimination.transient_branching import _Branching, _Node
 from partita.solvers.elimination.transient_relaxation import (
     Count,
     Interval,
@@ -323,13 +323,8 @@ def test_regions_bound_the_solutions_that_they_hold(make_network, seed: int) -> 
     assert raised.bound <= min([*costs, relaxed.max_cost + 1, raised.objective or INFINITE])
 
 
-def test_branching_counts_the_layers_of_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six layers two and a half would have to be recomputed by the price of memory, so that it takes three."""
-
-    def no_lists(*_: object) -> None:
-        raise TooManyError("labels")
-
-    monkeypatch.setattr(segment_lists, "enumerate_labels", no_lists)
+def layers_in_two_modes(capacity: int) -> Network:
+    """Six layers, each of which keeps 20 bytes, or nothing for 90 ns; it needs 5 bytes for a while, or 10."""
     t = lambda *x: np.array(x, np.int64)  # noqa: E731
     none, layers = np.zeros((2, 1), np.int64), 6
     variables = [Variable(f"b{i}", t(0, 0), none) for i in range(layers + 1)]
@@ -344,10 +339,62 @@ def test_branching_counts_the_layers_of_a_mode(monkeypatch: pytest.MonkeyPatch) 
         windows.append(Window({x: t([[10, 10], [10, 10]], [[10, 10], [10, 10]])}, {}))
         copies.append((mode, x))
     chains = (Chain(tuple(range(layers + 1)), tuple(copies)),)
-    network = Network(tuple(variables), tuple(edges), (80,), 0, chains, tuple(switches), tuple(windows))
+    network = Network(tuple(variables), tuple(edges), (capacity,), 0, chains, tuple(switches), tuple(windows))
     check_network(network)
-    answer = solver("elimination").solve(network)
+    return network
+
+
+def test_branching_counts_the_layers_of_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six layers two and a half would have to be recomputed by the price of memory, so that it takes three."""
+
+    def no_lists(*_: object) -> None:
+        raise TooManyError("labels")
+
+    monkeypatch.setattr(segment_lists, "enumerate_labels", no_lists)
+    answer = solver("elimination").solve(layers_in_two_modes(80))
     assert (answer.objective, answer.bound) == (6 * 10 + 3 * 90, 6 * 10 + 3 * 90), answer.words
+
+
+@pytest.mark.parametrize(("low", "high", "split"), [(0, 6, True), (4, 5, True), (0, 4, False), (5, 6, False)])
+def test_counts_are_split_between_those_of_their_region(low: int, high: int, split: bool) -> None:
+    """Where prices are too low, the relaxed solution, here 4.5 layers in mode 1, may have more or fewer."""
+    network, modes = layers_in_two_modes(80), Count(0, 0, 0, 1)
+    groups, search = groups_of(network), Search(network, Limits(), "counts")
+    root = price_windows(relax_transient(compile_network(network), groups), search)
+    assert root is not None
+    some = [tuple(int(network.variables[v].name == "z" and v < 7 + 2 * n) for v in range(19)) for n in (4, 5)]
+    region = Region(Interval(5, 10), (modes, Count(0, 1, low, high)))
+    branching = _Branching(unrelaxed(root.circuit, groups), groups, search, root.mixtures)
+    prices = (0.0,) * 10
+    parts = branching._split(replace(root, mix=((0.5, some[0]), (0.5, some[1]))), region, 0, prices)
+    assert len(parts) == 2
+    for part in parts:
+        inside = part.region
+        assert inside != region and inside.interval.low <= inside.interval.high
+        assert all(a.low <= b.low <= b.high <= a.high for a, b in zip(region.counts, inside.counts, strict=True))
+    assert split is (parts[0].region.counts[1].high == 4 == parts[1].region.counts[1].low - 1)
+
+
+def test_a_network_without_memory_is_priced_once_for_each_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No transient use but 0 is left: an interval that cannot get shorter. Of the streams weights prove half."""
+    t = lambda *x: np.array(x, np.int64)  # noqa: E731
+    use = np.zeros((2, 1), np.int64)
+    tables = t([0, 0], [90, 90]), None, t([5, 5], [0, 0])
+    variables = Variable("z", t(0, 0), use), Variable("x", t(0, 0), use)
+    window = Window({1: t([[10, 0], [10, 0]], [[0, 10], [0, 10]])}, {})
+    network = Network(variables, (), (0,), switches=(Switch(0, {1: tables}, {}),), windows=(window,))
+    check_network(network)
+    regions, priced = list[Region](), _Branching.priced
+
+    def noted(branching: _Branching, node: _Node, left: float) -> list[_Node]:
+        regions.append(node.region)
+        return priced(branching, node, left)
+
+    monkeypatch.setattr(_Branching, "priced", noted)
+    monkeypatch.setattr(transient_memory, "_list", lambda search, *_: search.finish())
+    answer = solver("elimination").solve(network)
+    assert (answer.objective, answer.bound) == (100, 95)
+    assert regions and len({*regions}) == len(regions)
 
 
 @pytest.mark.parametrize("name", ["auto", "cpsat", "milp", "smt"])
