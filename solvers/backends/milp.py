@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from ..decomposition.counted import CountedProgram, Decode
-from ..decomposition.counted_linear import linear
+from ..decomposition.counted_linear import linear, unit_of
 from ..decomposition.decomposed import Decomposed
 from ..decomposition.narrowing import Narrow
 from ..protocol import Search, Solution
 from ..wide.highs import End, Highs
-from ..wide.integer import HIDDEN, RANGE, close, lower_bound
+from ..wide.integer import HIDDEN, close, lower_bound
 from ..wide.solve_reduced import solve_reduced
 from ..wide.substitution import Reduced
 
@@ -37,7 +37,7 @@ class _Parts:
         return lower_bound(part.reparametrized, until, self.highs)
 
     def count(self, program: CountedProgram, search: Search, decode: Decode, known_to: int) -> bool:
-        scale = max(1.0, max(map(abs, program.cost), default=0) / RANGE)
+        scale = unit_of(program)
         while True:
             outcome = self.highs.solve(linear(program, scale, whole=True), search.left)
             if outcome.end is End.INFEASIBLE:

@@ -86,7 +86,8 @@ class Row:
 class CountedProgram:
     """min Σ cost · column under `rows`, each column an integer from 0 to its `upper`; the network's constant excluded.
 
-    `x` are the columns of variables, `counts` those of the labels of `chains`.
+    `x` are the columns of variables, `counts` those of the labels of `chains`. `maxima` are the last columns, τ and
+    T_w, with the rows of the sums that each is at least: the least is whole where these are.
     """
 
     x: dict[int, list[int]]
@@ -95,6 +96,7 @@ class CountedProgram:
     upper: list[int] = field(default_factory=list)
     cost: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    maxima: dict[int, list[Row]] = field(default_factory=dict)
 
     def column(self, upper: int = 1) -> int:
         """A new column without cost."""
@@ -107,6 +109,13 @@ class CountedProgram:
 
     def at_most(self, terms: Terms, right: int) -> None:
         self.rows.append(Row(terms, False, right))
+
+    def maximum(self, upper: int, sums: Iterable[Terms]) -> int:
+        """A new column that is at least every one of some sums."""
+        found = self.column(upper)
+        self.maxima[found] = [Row([*terms, (-1, found)], False, 0) for terms in sums]
+        self.rows += self.maxima[found]
+        return found
 
     def read(self, value: Value) -> tuple[dict[int, int], list[list[int]]]:
         """The option of each variable and the count of each label."""
@@ -152,16 +161,10 @@ def build(
     for c in chains:
         _count(program, c, size, sums)
     if capacities and sums.extras:
-        transient = program.column(capacities[0])
-        sums.loads[0].append((1, transient))
-        for load in sums.extras.values():
-            program.at_most([*load, (-1, transient)], 0)  # (8)
+        sums.loads[0].append((1, program.maximum(capacities[0], sums.extras.values())))  # (8)
     for window in sorted({w for w, _ in sums.streams}):
         own = [load for (w, _), load in sums.streams.items() if w == window]
-        longest = program.column(max(sum(ns for ns, _ in load) for load in own))
-        program.cost[longest] = 1
-        for load in own:
-            program.at_most([*load, (-1, longest)], 0)  # (9)
+        program.cost[program.maximum(max(sum(ns for ns, _ in load) for load in own), own)] = 1  # (9)
     for load, capacity in zip(sums.loads, capacities, strict=True):
         program.at_most(load, capacity)  # (4)
     return program

@@ -7,37 +7,62 @@ import numpy as np
 
 from ..elimination.kernels import Floats
 from ..wide.highs import LinearProgram, run
+from ..wide.integer import RANGE
 from .counted import CountedProgram, Row, Terms
 
+_LONGEST = 1e4  # of what is added to a window, in an objective's unit: HiGHS has excluded optima where it was 1e6
 _UNIT = 1 << 10  # reduced costs are integers in units of this share of a ns
 
 
+def unit_of(program: CountedProgram) -> float:
+    """The ns that are one in the objective: so many that no cost is above `RANGE`, and no time in a window above
+    `_LONGEST`."""
+    windows = (rows for column, rows in program.maxima.items() if program.cost[column])
+    added = max((amount for rows in windows for row in rows for amount, _ in row.terms), default=0)
+    return max(1.0, max(map(abs, program.cost), default=0) / RANGE, added / _LONGEST)
+
+
 def linear(program: CountedProgram, scale: float = 1.0, whole: bool = False) -> LinearProgram:
-    """The program for HiGHS: costs in units of `scale` ns, inequalities in units of their limits."""
+    """The program for HiGHS: costs and windows in units of `scale` ns, inequalities and τ in units of their limits.
+
+    In ns and bytes, maxima have ranges of 10^10, at which HiGHS has excluded optima. With `whole` all columns but they
+    are integers.
+    """
     from scipy.sparse import csr_array
+
+    size = _sizes(program, scale)
 
     def matrix(rows: list[Row], unit: Floats) -> csr_array:
         at = np.repeat(np.arange(len(rows)), [len(row.terms) for row in rows])
-        terms = [term for row in rows for term in row.terms]
-        amounts = np.array([amount for amount, _ in terms], np.float64) / unit[at]
-        return csr_array((amounts, (at, [column for _, column in terms])), shape=(len(rows), len(program.cost)))
+        columns = [column for row in rows for _, column in row.terms]
+        amounts = np.array([amount for row in rows for amount, _ in row.terms], np.float64) * size[columns] / unit[at]
+        return csr_array((amounts, (at, columns)), shape=(len(rows), len(program.cost)))
 
     equal, below = ([row for row in program.rows if row.equal is same] for same in (True, False))
-    limits, unit = np.array([row.right for row in below], np.float64), _units(below)
+    limits, unit = np.array([row.right for row in below], np.float64), _units(program, below, size)
     return LinearProgram(
-        cost=np.array(program.cost, np.float64) / scale,
+        cost=np.array(program.cost, np.float64) * size / scale,
         equal=matrix(equal, np.ones(len(equal))),
         right=np.array([row.right for row in equal], np.float64),
         below=matrix(below, unit),
         limits=limits / unit,
-        whole=len(program.cost) if whole else 0,
-        upper=np.array(program.upper, np.float64),
+        whole=len(program.cost) - len(program.maxima) if whole else 0,
+        upper=np.array(program.upper, np.float64) / size,
     )
 
 
-def _units(rows: list[Row]) -> Floats:
-    """A positive number of the size of each row's limit."""
-    return np.maximum(1.0, np.abs(np.array([row.right for row in rows], np.float64)))
+def _sizes(program: CountedProgram, scale: float) -> Floats:
+    """What one of each column is: `scale` ns of a window, all bytes of τ."""
+    found = np.ones(len(program.cost))
+    for column in program.maxima:
+        found[column] = scale if program.cost[column] else max(1, program.upper[column])
+    return found
+
+
+def _units(program: CountedProgram, rows: list[Row], size: Floats) -> Floats:
+    """A positive number of the size of each row's limit; that of its maximum, if it is for one."""
+    of = {id(row): size[column] for column, own in program.maxima.items() for row in own}
+    return np.array([of.get(id(row), max(1.0, abs(row.right))) for row in rows], np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +110,7 @@ def _prices(program: CountedProgram, seconds: float) -> list[float]:
     outcome = run(linear(program), seconds)
     if outcome.equal is None or outcome.below is None:
         return [0.0] * len(program.rows)
-    below = iter((-outcome.below / _units([row for row in program.rows if not row.equal])).tolist())
+    unit = _units(program, [row for row in program.rows if not row.equal], _sizes(program, 1.0))
+    below = iter((-outcome.below / unit).tolist())
     equal = iter(outcome.equal.tolist())
     return [next(equal) if row.equal else next(below) for row in program.rows]

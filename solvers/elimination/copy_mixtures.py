@@ -20,10 +20,9 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE, Network, chain_edges, window_terms
 from ..decomposition.counted import CopyLabels, CountedProgram, build, trail
-from ..decomposition.counted_linear import linear
+from ..decomposition.counted_linear import linear, unit_of
 from ..protocol import Search
 from ..wide.highs import good_point
-from ..wide.integer import RANGE
 from ..work import spend
 from .factors import Factor
 
@@ -88,7 +87,7 @@ class Mixtures:
         self.new = False
         program, outside, labels = self._program()
         spend(_COLUMN * len(program.upper))
-        scale = max(1.0, max(map(abs, program.cost), default=0) / RANGE)
+        scale = unit_of(program)
         for _ in range(_CUTS):
             point = good_point(linear(program, scale, whole=True), _GAP, _NODES, min(search.left, _SECONDS))
             if point is None:

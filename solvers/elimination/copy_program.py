@@ -11,9 +11,9 @@ from math import ceil, inf
 import numpy as np
 
 from ..decomposition.counted import build
-from ..decomposition.counted_linear import linear
+from ..decomposition.counted_linear import linear, unit_of
 from ..wide.highs import End, near_best
-from ..wide.integer import HIDDEN, RANGE
+from ..wide.integer import HIDDEN
 from ..work import spend
 from .circuit import Circuit
 
@@ -43,7 +43,7 @@ def solve_copy(circuit: Circuit, gap: float, seconds: float = inf) -> Found:
     size = {v: len(circuit.kept[circuit.domain[v]]) for v in sorted(met)}
     program = build(circuit.factors, size, circuit.network.capacities)
     spend(_COLUMN * len(program.upper))
-    scale = max(1.0, max(map(abs, program.cost), default=0) / RANGE)
+    scale = unit_of(program)
     outcome = near_best(linear(program, scale, whole=True), gap, _NODES, min(seconds, _SECONDS))
     if outcome.end is End.INFEASIBLE:
         return Found(inf)

@@ -30,7 +30,9 @@ from partita.formulation.network.network import (
 )
 from partita.formulation.network.network_file import network_json, read_network
 from partita.formulation.network.without_switches import without_switches
+from partita.solvers.backends import milp
 from partita.solvers.cache.digest import digest
+from partita.solvers.decomposition.counted import build
 from partita.solvers.elimination import copy_program, segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_costs import raise_copies
@@ -52,6 +54,7 @@ from partita.solvers.elimination.transient_relaxation import (
 )
 from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted
 from partita.solvers.protocol import Limits, Search, Status, TooManyError, solver
+from partita.solvers.wide.highs import Highs
 
 from ..levels import example_count
 from .test_switches import switched
@@ -491,6 +494,40 @@ def test_programs_bound_what_they_solve(make_network, truth, seed: int) -> None:
     verdict = evaluate(network, good.options)
     assert verdict.feasible and verdict.cost == good.cost + network.constant == best
     assert good.bound + network.constant == best
+
+
+def row_within_a_second(seed: int) -> Network:
+    """A row of variables in one window, to each stream of which every one adds up to a second; memory may bind."""
+    rng = np.random.default_rng(seed)
+    count, options = 5, 4
+    variables = tuple(
+        Variable(f"v{i}", rng.integers(0, 100, options), rng.integers(0, 10**9, (options, 1))) for i in range(count)
+    )
+    edges = tuple(Edge(i, i + 1, rng.integers(0, 100, (options, options))) for i in range(count - 1))
+    windows = (Window({i: rng.integers(0, 10**9, (2, options)) for i in range(count)}, {}),)
+    network = Network(variables, edges, (5 * 10**9,), windows=windows)
+    some = tuple(rng.integers(0, options, count).tolist())
+    return replace(network, capacities=evaluate(network, some).use) if seed % 2 else network
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_programs_of_windows_of_a_second_are_exact(truth, seed: int) -> None:
+    """With whole numbers of 10^9 in rows of windows HiGHS excluded optima, and its bounds were far above them."""
+    network = row_within_a_second(seed)
+    best, found = truth(network), solve_copy(compile_network(network), 0.0)
+    assert found.cost == best
+    assert best - 100 <= found.bound <= best
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_milp_backend_proves_nothing_wrong_of_windows_of_a_second(truth, seed: int) -> None:
+    network = row_within_a_second(seed)
+    best, search, backend = truth(network), Search(network, Limits(), "milp"), milp._Parts()
+    size = {v: len(x.cost) for v, x in enumerate(network.variables)}
+    program = build(compile_network(network).factors, size, network.capacities)
+    with Highs() as backend.highs:
+        assert backend.count(program, search, lambda value: tuple(program.read(value)[0].values()), INFINITE)
+    assert (search.objective, search.bound) == (best, best)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
