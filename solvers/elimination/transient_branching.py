@@ -2,12 +2,13 @@
 
 For networks with windows, whose label lists grow too long. Solutions of τ in [lo, hi] leave M_0 - lo for what is
 kept, and no switch uses more than hi. A node is a region: an interval of τ, and counts of switches by mode. The network
-relaxed over it (`transient_relaxation.py`) is priced, windows included. The relaxed solution mixes some in which a mode
-is taken more often with some in which it is taken less: the region is split between, if that number is far from whole.
-Else prices say how the bound moves with either end of the interval, which cuts off the parts that are as dear as the
-incumbent, and both ends move to uses that what is left of the circuit can have. The rest is split at the largest use of
-the relaxed solution: the lower part forbids it, the upper part pays for it, so that the solution changes in one and
-nearly holds in the other. Copies of chains are raised to what they cost with at most hi where that may be enough, or
+relaxed over it (`transient_relaxation.py`) is priced, windows included. Prices say how the bound moves with either end
+of the interval, which cuts off the parts that are as dear as the incumbent, and both ends move to uses that what is
+left of the circuit can have. If much was cut off, the rest is priced again, else split. The relaxed solution mixes
+some in which a mode is taken more often with some in which it is taken less: if the mean number is far from whole, one
+part takes the mode at most so often, the other more often. Else the interval is split at the largest use of the relaxed
+solution: the lower part forbids it, the upper part pays for it, so that the solution changes in one and nearly holds in
+the other. Copies of chains are raised to what they cost with at most hi where that may be enough, or
 nothing is left to split. Solutions on the way, and their crossovers and mixtures, are incumbents.
 """
 
