@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
 from ....formulation.spacetime.op import Op, Phase
 from .data_flow import COMPUTING, Flow, labels, layer
@@ -79,8 +80,7 @@ def arrange(flow: Flow) -> Arranged:
 
 def _numbered(keys: Mapping[Op, Hashable]) -> dict[Op, int]:
     """By operator, a number that is equal for equal keys."""
-    numbers: dict[Hashable, int] = {}
-    return {op: numbers.setdefault(key, len(numbers)) for op, key in keys.items()}
+    return dict(zip(keys, numbered(keys.values()), strict=True))
 
 
 def _fetched(flow: Flow) -> set[Op]:
