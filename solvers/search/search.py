@@ -141,7 +141,6 @@ class _Search:
         self.captured, self.rewritten_axes = PipelineProblem(pipeline.problem.captured), 0
         self.has_pipelines = space.has_pipelines
         self.bounds_first = False
-        self.ladder: tuple[Level, ...] = (Level.RELAXED, Level.PRICED, Level.CLOSED)
         self.executor = executor if self.has_pipelines else Serial()
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
@@ -175,8 +174,6 @@ class _Search:
             self._enumerate()
             several = len([*self._candidates()]) > 1
             self.bounds_first = several and not self.has_pipelines and has_windows(self.pipeline.problem)
-            if self.has_pipelines or self.bounds_first:
-                self.ladder = tuple(Level)
             if self.families:
                 first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
                 plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
@@ -337,7 +334,9 @@ class _Search:
 
     def _next_level(self, chosen: Candidate) -> _Work:
         """The work that takes a configuration to its next level."""
-        following = self.ladder[0 if chosen.level is None else self.ladder.index(chosen.level) + 1]
+        bounds = self.has_pipelines or self.bounds_first
+        ladder = tuple(Level) if bounds else (Level.RELAXED, Level.PRICED, Level.CLOSED)
+        following = ladder[0 if chosen.level is None else ladder.index(chosen.level) + 1]
         levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
