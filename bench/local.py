@@ -80,11 +80,13 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
     machine = measured(kernels, 1)
     plans = [case.planned(graph, configuration, machine) for configuration in case.configurations]
     seconds: list[list[float]] = [[] for _ in plans]
-    for done in range(ROUNDS):
-        machine = measured(kernels, done + 1) if done else machine
-        times = _steps(case, here, plans)
-        for own, new in zip(seconds, times, strict=True):
-            own.extend(new["seconds"])
+    with tempfile.TemporaryDirectory(prefix="partita-local-") as name:
+        job = _job(case, here, plans, Path(name))
+        for done in range(ROUNDS):
+            machine = measured(kernels, done + 1) if done else machine
+            times = _steps(case, here, job)
+            for own, new in zip(seconds, times, strict=True):
+                own.extend(new["seconds"])
     prices = [plan_price(on_machine(plan, machine)) for plan in plans]
     predicted = [price.objective_ns / 1e9 for price in prices]
     steps = [median(each) for each in seconds]
@@ -106,17 +108,19 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
         )
 
 
-def _steps(case: Case, here: Local, plans: Sequence[Plan]) -> Sequence[Mapping[str, Any]]:
-    """Times of all plans' steps, which the same ranks run in turn."""
-    with tempfile.TemporaryDirectory(prefix="partita-local-") as name:
-        folder = Path(name)
-        for number, plan in enumerate(plans):
-            plan.emit(folder / f"{number}.py")
-        forms = [{"program": f"{number}.py"} for number in range(len(plans))]
-        job = Job(case.model, case.samples, forms, case.rounds, case.steps, device=here.device).write(folder)
-        worker = f"module:{__package__}.step_times"
-        torchrun(worker, case.ranks, [str(job)], timeout=SECONDS, environment=visible(here, case.ranks))
-        return read_times(folder)
+def _job(case: Case, here: Local, plans: Sequence[Plan], folder: Path) -> Path:
+    """The job that runs the plans' programs, which are written into a folder."""
+    for number, plan in enumerate(plans):
+        plan.emit(folder / f"{number}.py")
+    forms = [{"program": f"{number}.py"} for number in range(len(plans))]
+    return Job(case.model, case.samples, forms, case.rounds, case.steps, device=here.device).write(folder)
+
+
+def _steps(case: Case, here: Local, job: Path) -> Sequence[Mapping[str, Any]]:
+    """Times of the steps of a job's programs, which the same ranks run in turn."""
+    worker = f"module:{__package__}.step_times"
+    torchrun(worker, case.ranks, [str(job)], timeout=SECONDS, environment=visible(here, case.ranks))
+    return read_times(job.parent)
 
 
 def _on_gpu(predicted_bytes: int, times: Mapping[str, Any]) -> Row:
