@@ -94,7 +94,7 @@ def run(small: bool, only: Sequence[str], tell: Tell) -> list[Row]:
 
 
 def measure(case: Case, verified: bool = True) -> Row:
-    """One case. A model that has no such plan has the planner's words."""
+    """The row of one case; `refused` says why the model has no such plan, or why it does not convert."""
     row: Row = {"case": case.name, "step": None, "memory": None, "verifies": None, "refused": ""}
     try:
         plan = planned(case)

@@ -18,7 +18,7 @@ from ..solvers.executors import Serial, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Sizes of parallelism for a number of ranks: those of data parallelism are what the others leave."""
+    """Sizes of parallelism; data parallelism takes the ranks that the others leave."""
 
     name: str
     tp: int = 1
@@ -28,7 +28,7 @@ class Configuration:
     recompute: str = "none"
 
     def space(self, ranks: int) -> SearchSpace:
-        """What it leaves to the search. PartitaError: it does not divide the ranks."""
+        """The search space with these sizes fixed. PartitaError: they do not divide the ranks."""
         dp, rest = divmod(ranks, self.tp * self.stages)
         if rest:
             raise PartitaError(f"{self.name} does not divide {ranks} ranks")

@@ -16,7 +16,7 @@ BESIDE_BYTES = 1 << 22
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 HOST = {"what": "host"}
 ROUNDS = 3
-"""In which everything is measured once."""
+"""How often everything is measured, one round after another."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
 
 
@@ -39,7 +39,7 @@ def device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
 
 
 def rounds_of(case: Mapping[str, Any]) -> int:
-    """In how many rounds it is measured: in one what depends on what was measured before it."""
+    """How often a case is measured: once, if earlier measurements would change its result."""
     return 1 if case["what"] in ("resting", HOST["what"]) else ROUNDS
 
 

@@ -76,8 +76,8 @@ def measure(
 ) -> tuple[Mapping[str, Record], int]:
     """Measure the machine and the kernels of plans for it: all that is known of it, and how much of that is new.
 
-    `threads`: of a rank on a CPU, as torchrun sets them: 1 unless it is alone. `rounds`: how many it should have been
-    measured in after that.
+    `threads`: of a rank on a CPU, as torchrun sets them: 1 unless it is alone. `rounds`: cases are measured
+    until each has so many.
     """
     folder, key = kept_folder() / FOLDER, here.key(ranks, threads)
     make_folder(folder)
@@ -103,7 +103,7 @@ def measure(
 
 
 def _rounds(record: Record | None, case: Mapping[str, Any]) -> int:
-    """The rounds that need not be run for a case again: all of an operator that cannot be run by itself."""
+    """The rounds of a case that are done; an operator that cannot be run by itself needs none."""
     if record is None:
         return 0
     if record["times"]:

@@ -2,8 +2,8 @@
 
     python -m partita.codegen.profile.rank JOB
 
-Rounds follow each other, in each of which all that is listed is measured, and a result is the median over them: what a
-few seconds of other work on the machine spoil does not count. Rank 0 stores each result as it comes, so that a run that
+Everything is measured in several rounds, and a result is the median over all of them, so that a few seconds of other
+work on the machine do not spoil it. Rank 0 stores each result as it comes, so that a run that
 is stopped goes on where it was.
 """
 
@@ -76,7 +76,7 @@ def main(path: Path) -> None:
 def record_of(
     case: Mapping[str, Any], found: Measured, rounds: int, before: Record | None = None, failed: str = ""
 ) -> Record:
-    """What is kept of a case after so many rounds, the last of which `found` this: ns and spread of all its windows."""
+    """The record of a case after so many rounds: the windows that the last `found`, after those `before`."""
     windows = {name: list(of) for name, of in before["windows"].items()} if before is not None else {}
     for name, time in found.items():
         windows.setdefault(name, []).extend(time.windows)

@@ -1,4 +1,4 @@
-"""Memory that no decision changes, whole buffers and constants and what gathered weights need, and what replaces it."""
+"""Memory that no decision changes: whole buffers, constants, and room for gathered weights."""
 
 from functools import lru_cache
 

@@ -15,8 +15,8 @@ _UNIT = 1 << 10  # reduced costs are integers in units of this share of a ns
 
 
 def unit_of(program: CountedProgram) -> float:
-    """The ns that are one in the objective: so many that no cost is above `RANGE`, and no time in a window above
-    `_LONGEST`."""
+    """The ns that one unit of the objective stands for, so that no cost exceeds `RANGE` units, and nothing added to a
+    window exceeds `_LONGEST`."""
     windows = (rows for column, rows in program.maxima.items() if program.cost[column])
     added = max((amount for rows in windows for row in rows for amount, _ in row.terms), default=0)
     return max(1.0, max(map(abs, program.cost), default=0) / RANGE, added / _LONGEST)
@@ -25,8 +25,8 @@ def unit_of(program: CountedProgram) -> float:
 def linear(program: CountedProgram, scale: float = 1.0, whole: bool = False) -> LinearProgram:
     """The program for HiGHS: costs and windows in units of `scale` ns, inequalities and τ in units of their limits.
 
-    In ns and bytes, maxima have ranges of 10^10, at which HiGHS has excluded optima. With `whole` all columns but they
-    are integers.
+    In ns and bytes, maxima would range up to 10^10, where HiGHS has excluded optima. With `whole`, all columns but
+    maxima are integers.
     """
     from scipy.sparse import csr_array
 
@@ -52,7 +52,7 @@ def linear(program: CountedProgram, scale: float = 1.0, whole: bool = False) -> 
 
 
 def _sizes(program: CountedProgram, scale: float) -> Floats:
-    """What one of each column is: `scale` ns of a window, all bytes of τ."""
+    """What one unit of each column stands for: `scale` ns of a window, the whole capacity of τ, 1 of the others."""
     found = np.ones(len(program.cost))
     for column in program.maxima:
         found[column] = scale if program.cost[column] else max(1, program.upper[column])
