@@ -90,7 +90,8 @@ def measure(
     done = {part: _rounds(known.get(part), case) for part, case in cases.items()}
     wanted = [(part, case, done[part]) for part, case in cases.items() if done[part] < min(rounds_of(case), rounds)]
     about = f"{len(wanted)} of {len(cases)} measurements to make on {here.described(ranks)}"
-    tell(f"{about}, about {ceil(SECONDS_EACH * len(wanted) * rounds / ROUNDS) + 10} s" if wanted else about)
+    left = sum((min(rounds_of(case), rounds) - of_it) / rounds_of(case) for _, case, of_it in wanted)
+    tell(f"{about}, about {ceil(SECONDS_EACH * left) + 10} s" if wanted else about)
     if of_ranks := [each for each in wanted if each[1] != HOST]:
         _run({"rounds": rounds, "cases": of_ranks}, here, ranks, folder, (key, threads))
     if len(of_ranks) < len(wanted):  # by this process, whose memory on a GPU no rank's measurement has seen
