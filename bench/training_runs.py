@@ -6,6 +6,7 @@ it needs. `ratio` is predicted by measured seconds of a step. In the totals:
     spearman         rank correlation of seconds per sample and GPU
     group_spearman   the same within each model and number of nodes with four runs or more: their median
     top1_regret      how much slower the run predicted to be the fastest of such a group is than its fastest: the mean
+    constant_regret  the same of a run of the group at random: constant MFU predicts all of them to be equally fast
     *_abs_error      |ratio - 1|
     memory_within_15 share of runs whose memory on the first rank is predicted within 15 %
     oom_caught       share of failed runs that are predicted not to fit (they may have failed for other reasons)
@@ -21,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import prod
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -182,12 +184,15 @@ def totals(rows: Sequence[Row]) -> Row:
     memory = [row for row in known if row["measured_gib"] is not None]
     groups = [own for own in _groups(known).values() if len(own) >= LEAST_GROUP]
     errors = [abs(row["ratio"] - 1) for row in known]
-    regrets = [min(own, key=_of("predicted_s"))["measured_s"] / min(map(_of("measured_s"), own)) - 1 for own in groups]
+    fastest = [min(map(_of("measured_s"), own)) for own in groups]
+    picked = [min(own, key=_of("predicted_s"))["measured_s"] for own in groups]
+    at_random = [mean(map(_of("measured_s"), own)) for own in groups]
     return {
         "runs": len(known),
         "spearman": _rank_correlation(known),
         "group_spearman": _median(map(_rank_correlation, groups)),
-        "top1_regret": _mean(regrets),
+        "top1_regret": _mean(pick / best - 1 for pick, best in zip(picked, fastest, strict=True)),
+        "constant_regret": _mean(pick / best - 1 for pick, best in zip(at_random, fastest, strict=True)),
         "median_abs_error": _median(errors),
         "p90_abs_error": _p90(errors),
         "median_ratio": _median(row["ratio"] for row in known),
@@ -220,8 +225,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     for row in known:
         for name in dict.fromkeys((f"tier {row['tier']}", f"model {row['model']}")):
             parts.setdefault(name, []).append(row)
-    short = ("runs", "median_abs_error", "p90_abs_error", "median_ratio", "group_spearman", "top1_regret")
-    keys = (*short, "memory_within_15", "oom_false", "constant_mfu_median_abs_error", *HELD_OUT)
+    errors = ("median_abs_error", "p90_abs_error", "median_ratio")
+    groups = ("group_spearman", "top1_regret", "constant_regret")
+    memory = ("memory_within_15", "oom_false")
+    keys = ("runs", *errors, *groups, *memory, "constant_mfu_median_abs_error", *HELD_OUT)
     found = {name: totals(own) for name, own in sorted(parts.items())}
     return [{"rows": name} | {key: own[key] for key in keys if key in own} for name, own in found.items()]
 

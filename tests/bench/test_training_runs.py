@@ -37,6 +37,7 @@ ROWS = [
 def test_totals_are_what_they_say() -> None:
     found = totals(ROWS)
     assert found["runs"] == 4 and found["top1_regret"] == pytest.approx(0.2)
+    assert found["constant_regret"] == pytest.approx((1 + 2 + 1.2 + 4) / 4 - 1)
     assert found["group_spearman"] == found["spearman"] == pytest.approx(0.8)
     assert found["median_abs_error"] == pytest.approx(0.05) and found["median_ratio"] == pytest.approx(1.0)
     assert found["memory_within_15"] == 0.75 and found["oom_caught"] == 0.5 and found["oom_false"] == 0.25
