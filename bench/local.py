@@ -3,8 +3,9 @@
 On a CPU, eight small models in ten configurations each on as many ranks as there are cores, and in some on one rank and
 on four; with GPUs, six models of 110 to 400 million parameters in mixed bfloat16 on one GPU and on all. All
 configurations of a model and a number of ranks run in the same ranks in turn, after each round of the profile. `ratio`
-is predicted by measured seconds, the median of all runs. `rank` is the place of a configuration among the measured ones
-of its model; the one that is predicted to be the fastest is `chosen`.
+is predicted by measured seconds of a round, the median of the rounds; `predicted_s` and `measured_s` are medians too.
+`rank` is the place of a configuration among the measured ones of its model; the one that is predicted to be the fastest
+is `chosen`.
 
 Of GPUs also: the peak of the memory of tensors, predicted and measured; `busy`, the share of a step in which kernels
 run; and how often the host waits for the device in a step.
@@ -14,6 +15,7 @@ Constant MFU takes all steps to reach the same share of the peak, the one with t
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,10 +27,12 @@ from ..codegen.profile.cases import ROUNDS
 from ..codegen.profile.fit import machine_of
 from ..codegen.profile.local import Local, local, visible
 from ..codegen.profile.profile import measure
+from ..codegen.profile.timing import Timing
 from ..codegen.verification.launch import LaunchError, torchrun
 from ..model.errors import PartitaError
 from ..model.machine.machine import Machine
 from ..model.machine.roofline import both_ways_flops
+from ..solvers.cache.store import Record
 from .cases import GIB, Row, Tell, chosen
 from .known_plans import graph_of
 from .local_cases import DATA, TEN, Case, Configuration, cases, small_cases
@@ -65,47 +69,63 @@ def _row(case: Case, configuration: Configuration) -> Row:
 
 
 def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
-    """Plan all configurations on the machine as measured, and run them between the rounds of the profile.
+    """Plan all configurations on the machine as measured; then profile it again, and run them after each round of that.
 
-    Prices are by all rounds: kernels and steps are measured in the same minutes, in which the machine is equally fast.
+    A round's prices are of its own measurements: the machine may be faster in some minutes than in others.
     """
     usual = Machine.load("cpu", nodes=case.ranks).without_memory_limit()
     graph = graph_of(case.model, case.samples)
 
-    def measured(plans: Sequence[Plan], rounds: int) -> Machine:
-        records, _ = measure(here, case.ranks, plans, rounds=rounds, tell=lambda words: tell(str(words)))
+    def measured(plans: Sequence[Plan], rounds: int, again: bool = False) -> Mapping[str, Record]:
+        records, _ = measure(here, case.ranks, plans, rounds=rounds, again=again, tell=lambda words: tell(str(words)))
+        return records
+
+    def machine(records: Mapping[str, Record]) -> Machine:
         return machine_of(here, case.ranks, records.values())
 
-    kernels = [case.planned(graph, configuration, usual) for configuration in case.configurations]
-    machine = measured(kernels, 1)
-    plans = [case.planned(graph, configuration, machine) for configuration in case.configurations]
-    seconds: list[list[float]] = [[] for _ in plans]
+    known = measured([case.planned(graph, configuration, usual) for configuration in case.configurations], 1)
+    plans = [case.planned(graph, configuration, machine(known)) for configuration in case.configurations]
+    predicted: list[list[float]] = [[] for _ in plans]
+    seconds: list[list[list[float]]] = [[] for _ in plans]
     with tempfile.TemporaryDirectory(prefix="partita-local-") as name:
         job = _job(case, here, plans, Path(name))
         for done in range(ROUNDS):
-            machine = measured(kernels, done + 1) if done else machine
+            before, known = known if done else {}, measured(plans, done + 1, again=not done)
+            on = machine(since(before, known))
+            prices = [plan_price(on_machine(plan, on)) for plan in plans]
             times = _steps(case, here, job)
-            for own, new in zip(seconds, times, strict=True):
-                own.extend(new["seconds"])
-    prices = [plan_price(on_machine(plan, machine)) for plan in plans]
-    predicted = [price.objective_ns / 1e9 for price in prices]
-    steps = [median(each) for each in seconds]
-    order = sorted(steps)
+            for number, (price, new) in enumerate(zip(prices, times, strict=True)):
+                predicted[number].append(price.objective_ns / 1e9)
+                seconds[number].append(new["seconds"])
+    steps = [median(chain.from_iterable(own)) for own in seconds]
+    order, fastest = sorted(steps), min(map(median, predicted))
     flops = sum(both_ways_flops(graph, i) for i, node in enumerate(graph.nodes) if node.inputs)
     for number, configuration in enumerate(case.configurations):
+        own = median(predicted[number])
+        ratios = (ns / median(of) for ns, of in zip(predicted[number], seconds[number], strict=True))
         yield (
             _row(case, configuration)
             | {
-                "predicted_s": predicted[number],
+                "predicted_s": own,
                 "measured_s": steps[number],
-                "spread": spread(seconds[number]),
-                "ratio": predicted[number] / steps[number],
+                "spread": spread([*chain.from_iterable(seconds[number])]),
+                "ratio": median(ratios),
                 "rank": order.index(steps[number]) + 1,
-                "chosen": predicted[number] == min(predicted),
+                "chosen": own == fastest,
                 "flops": flops / case.ranks,
             }
             | (_on_gpu(prices[number].memory_bytes, times[number]) if here.device == "cuda" else {})
         )
+
+
+def since(before: Mapping[str, Record], known: Mapping[str, Record]) -> dict[str, Record]:
+    """Records of a profile by what was measured since it was as `before`; those that are no newer as they are."""
+    found: dict[str, Record] = {}
+    for part, record in known.items():
+        old = before[part]["windows"] if part in before else {}
+        new = {name: Timing(tuple(of[len(old.get(name, ())) :] or of)) for name, of in record["windows"].items()}
+        found[part] = {**record, "times": {name: [time.ns, time.spread] for name, time in new.items()}}
+    return found
 
 
 def _job(case: Case, here: Local, plans: Sequence[Plan], folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partita.bench import bench
-from partita.bench.local import OF_GPUS, totals
+from partita.bench.local import OF_GPUS, since, totals
 from partita.bench.local_cases import TEN, cases
 from partita.bench.step_times import TRACED, trace_of
 from partita.codegen.profile.local import Local
@@ -35,6 +35,17 @@ def test_the_choice_among_ten_is_judged_by_its_place() -> None:
     assert (found["runs"], found["not_run"], found["choices"], found["among_two_fastest"]) == (23, 1, 2, 1)
     assert found["within_20"] == len(TEN) + sum(abs(row["ratio"] - 1) <= 0.2 for row in wrong)
     assert found["constant_mfu_median_abs_error"] > 0
+
+
+def test_a_round_is_priced_by_its_own_measurements() -> None:
+    before = {"a": {"windows": {"forward": [1.0, 1.0, 9.0]}}, "once": {"windows": {"call": [5.0]}}}
+    known = {
+        "a": {"windows": {"forward": [1.0, 1.0, 9.0, 2.0, 4.0, 3.0], "backward": [7.0]}},
+        "once": {"windows": {"call": [5.0]}},
+        "new": {"windows": {"call": [6.0, 8.0]}},
+    }
+    times = {part: {name: ns for name, (ns, _) in of["times"].items()} for part, of in since(before, known).items()}
+    assert times == {"a": {"forward": 3.0, "backward": 7.0}, "once": {"call": 5.0}, "new": {"call": 7.0}}
 
 
 def test_a_trace_says_how_busy_a_gpu_is() -> None:
