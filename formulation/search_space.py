@@ -116,8 +116,9 @@ class SearchSpace:
     `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement (`formulation.placement.mappings`).
     `stages` of a pipeline (1: no pipeline), `chunks` virtual stages per device, run in the order of `schedule`: a name,
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
-    fastest is taken (`each_schedule`). `overlap`: communication runs while layers compute, in the program and
-    in its price. `compile`: the program compiles its blocks, and the kernels of layers are priced as fused.
+    fastest is taken (`each_schedule`); with `auto` and `all` interlaced pipelines are tried too where they may pay.
+    `overlap`: communication runs while layers compute, in the program and in its price. `compile`: the program compiles
+    its blocks, and the kernels of layers are priced as fused.
     `recompute`: a mode for every segment; `auto`, the best of `MODES` for each; `all`, the best of these and of
     `IN_PARTS`; `parts`, full recomputation, in one piece or in as many parts as is best.
     `offload`: optimizer states may be in the host's memory wherever that is faster; None: as True, but for a
@@ -308,6 +309,11 @@ class SearchSpace:
         """The schedules named, each once, with its chunks; of several, interleaved has at least two."""
         check_count("--chunks", self.chunks, MAX_DEVICES)
         return requested(self.schedule, self.chunks)
+
+    @property
+    def leaves_schedule_open(self) -> bool:
+        """True if no schedule is named, or all are, so that others than those that the words stand for may be tried."""
+        return self.chunks == 1 and not {"auto", "all"}.isdisjoint(word.strip() for word in self.schedule.split(","))
 
     def each_schedule(self) -> tuple[SearchSpace, ...]:
         """This space with each of its schedules."""

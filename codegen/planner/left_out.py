@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from ...formulation.bundles.branch_selection import leaves_out
+from ...formulation.bundles.bundles import find_bundles
 from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.parallelism import ANY_PARALLELISM
 from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
@@ -80,8 +81,12 @@ def _beside_interlaced(problem: PlanningProblem, schedules: Sequence[tuple[str, 
     if problem.space.stages is None and all(name == INTERLACED_PIPELINE.name for name, _ in schedules):
         yield "plans without a pipeline"
     yield "operators on all devices other than tables, scores and the loss, or with special strategies"
-    if "selective" in problem.space.modes:
-        yield "selective recomputation in interlaced pipelines"
+    lacking = {
+        "selective recomputation": "selective" in problem.space.modes,
+        "offload": problem.machine.device.host_bandwidth is not None,
+        "parallel branches": bool(find_bundles(problem.pcg)),
+    }
+    yield from (f"{what} in interlaced pipelines" for what, lacks in lacking.items() if lacks)
 
 
 def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:
@@ -109,14 +114,15 @@ def _rest(
         yield "rewritings beyond the limits of saturation"
     if found.unrewritten:
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
-    if problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
+    alone = problem.interlaced is None  # else said of interlaced pipelines
+    if alone and problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)
     if problem.machine.devices > 1 and any(table_rows(problem.pcg.nodes[i]) for i in problem.pcg.of("parameter")):
         yield "other spreads of tables"
-    if not problem.space.bundles:
+    if alone and not problem.space.bundles:
         yield "parallel branches"
-    elif rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
+    elif alone and rewritten is not None and problem.machine.devices > 1 and leaves_out(problem.pcg):
         yield "some parallel branches of rewritten graphs"
     if problem.space.compile and problem.space.recompute in ("auto", "all"):
         yield "selective recomputation"

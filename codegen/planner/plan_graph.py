@@ -67,7 +67,7 @@ def plan_variant(
         whole = problem_of(graph, machine, training, space.free)
         return whole, pipeline_space(whole, space.free)
 
-    narrowed = replace(space, rules=(), saturation=space.free.saturation) != space.free
+    narrowed = cutoff is None and replace(space, rules=(), saturation=space.free.saturation) != space.free
     result = run_search(problem, among, backend, limits, budget, tell=context.tell, freed=freed if narrowed else None)
     problem, found = result.problem, result.found
     ended = time.monotonic()

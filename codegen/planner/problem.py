@@ -6,22 +6,20 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ...formulation.decisions import UNDECIDED
 from ...formulation.network.network_file import network_json
 from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
 from ...formulation.placement.mappings import mapped, without_ones
 from ...formulation.placement.placement import Placement, reordered
 from ...formulation.search_space import SearchSpace
-from ...formulation.spacetime.graph import Graph
 from ...model.errors import PartitaError
 from ...model.files import write_atomically
 from ...model.graph.batch import with_batch
-from ...model.graph.interlaced import interlaced
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ..emission.spmd.micro_batches import divided
+from .interlaced_space import interlaced_layers, interlaced_space
 from .pipeline_space import inside, looked_at, meshes
 
 MOST_WORK = 2.0**32
@@ -48,9 +46,7 @@ def problem_of(
     """
     whole = graph if space.schedule == INTERLACED_PIPELINE.name and looked_at(graph, space) else None
     if whole is not None:
-        space = _interlaced_space(space)
-        Graph(whole)  # refuses what programs of interlaced pipelines cannot compute
-        graph = interlaced(whole).layers.graph
+        space, graph = interlaced_space(space), interlaced_layers(whole)
     counts, places = _micro_batches(whole or graph, training, space), _placements(machine, space)
     if not space.fixes_axes and not space.fix:
         places = reordered(places, atom_sizes(graph, training.batch, counts))
@@ -63,24 +59,6 @@ def problem_of(
         graph, machine, training, places, counts, applied,
         most_work=most_work, plain=plain, orders=orders, interlaced=whole,
     )  # fmt: skip
-
-
-def _interlaced_space(space: SearchSpace) -> SearchSpace:
-    """The space of interlaced pipelines. PartitaError: an option that their programs, of space-time plans, lack."""
-    lacks = {
-        "--fix": space.fix,
-        "--start": space.decided != UNDECIDED,
-        "--rewrite": space.rules,
-        "--stages-at": space.stages_at,
-        "--compile": space.compile,
-        "--no-overlap": not space.overlap,
-        "--offload": space.offload,
-        f"--recompute {space.recompute}": space.recompute in ("selective", "parts"),
-    }
-    given = next((option for option, wanted in lacks.items() if wanted), None)
-    if given is not None:
-        raise PartitaError(f"{given}: interlaced pipelines do not have that; plan with another --schedule")
-    return replace(space, bundles=False, offload=False)
 
 
 def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:

@@ -18,19 +18,32 @@ from ...model.training import Training
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import Plan
+from .interlaced_space import interlaced_too
 from .pipeline_space import looked_at
 from .rivals import rivals, step_ns
 from .start import started
 
+ADDED_SHARE = 0.1
+"""Time of a schedule that nobody named, as a multiple of that of a named one, where all of it is taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A training in one dtype, and a search space with one schedule and one set of rules of those that are compared."""
+    """A training in one dtype, and a search space with one schedule and one set of rules of those that are compared.
+
+    `added`: its schedule is tried beside those that `--schedule` stands for.
+    """
 
     training: Training
     space: SearchSpace
     schedules: tuple[tuple[str, int], ...] = ()
     several_rule_sets: bool = False
+    added: bool = False
+
+    @property
+    def share(self) -> float:
+        """Its share of the time, as a multiple of that of a named schedule."""
+        return ADDED_SHARE if self.added else 1.0
 
     def to_json(self) -> dict[str, Any]:
         rules = {"rules": len(self.space.rules)} if self.several_rule_sets else {}
@@ -44,18 +57,24 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[Variant]:
     """Every dtype of the training with every schedule of the space, and these with every set of its rules.
 
+    Where the space leaves the schedule open, interlaced pipelines are among them if they may pay (`interlaced_too`).
     What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes` and `started`.
     """
     space = started(space, graph, machine, training)
     if len(space.schedules) > 1 and not looked_at(graph, space):
         space = replace(space, schedule="auto", chunks=1)
     sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix, bool(space.rules)))
-    return [
-        Variant(one, replace(other, rules=rules), space.schedules, len(sets) > 1)
-        for one in training.each_dtype()
-        for other in space.each_schedule()
-        for rules in sets
-    ]
+    found = []
+    for one in training.each_dtype():
+        too = interlaced_too(graph, machine, one, space)
+        spaces = [*space.each_schedule(), *([] if too is None else [too])]
+        names = tuple((other.schedule, other.chunks) for other in spaces)
+        found += [
+            Variant(one, replace(other, rules=rules), names, len(sets) > 1, added=other is too)
+            for other in spaces
+            for rules in sets
+        ]
+    return found
 
 
 def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
@@ -74,9 +93,9 @@ def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: fl
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
     """The plan with the shortest step; ties go to the first variant listed.
 
-    The variants left share the time left evenly. The report's `space` has the outcome of each: `worse` is proved to
-    take at least as long as the best so far, `near` the same within the share `gap`, with which each search ends.
-    An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first error.
+    The variants left share the time left, each by its `share`. The report's `space` has the outcome of each: `worse`
+    is proved to take at least as long as the best so far, `near` the same within the share `gap`, with which each
+    search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first error.
     """
     if len(variants) == 1:
         return plan(variants[0], seconds, None)
@@ -85,7 +104,8 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
     outside: dict[str, None] = {}  # what any variant left out
     outcomes: list[dict[str, Any]] = []
     for number, variant in enumerate(variants):
-        left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(variants) - number)
+        share = variant.share / sum(other.share for other in variants[number:])
+        left = None if seconds is None else (seconds - (time.monotonic() - start)) * share
         cutoff = None if best is None else int(best.report["objective_ns"])
         try:
             made = plan(variant, left if left is None else max(left, 0.1), cutoff)

@@ -44,7 +44,8 @@ class Configuration:
     """Everything about a pipeline but the plans of its stages; `row` all ones is no pipeline.
 
     `row` is the factor of the pipeline's axis on every level of the machine, `matrix` the inner mesh of a stage on the
-    rest of each level.
+    rest of each level. `beside`: the least ns of a step and bytes of a device that are left to what all devices of an
+    interlaced pipeline share, of the plans that are meant; all zeros: of any.
     """
 
     row: Row
@@ -52,6 +53,7 @@ class Configuration:
     micro_batches: int
     schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
+    beside: tuple[int, int] = (0, 0)
 
     @property
     def devices(self) -> int:
@@ -67,6 +69,11 @@ class Configuration:
     def placement(self) -> Placement:
         """The inner mesh on the stage machine."""
         return Placement(tuple(map(prod, self.matrix)), self.matrix)
+
+    @property
+    def whole(self) -> Configuration:
+        """The same with any share left to what all devices share."""
+        return replace(self, beside=(0, 0))
 
     def along(self, row: Row) -> Configuration:
         """The same with the pipeline on other levels."""

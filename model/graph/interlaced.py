@@ -47,6 +47,11 @@ def interlaced(pcg: PCG) -> Interlaced:
     return Interlaced(_graph(pcg, layers, first.layers.graph), _graph(pcg, shared, first.shared.graph))
 
 
+def lookup_tables(pcg: PCG) -> set[int]:
+    """The tables of which all devices look up rows together. PartitaError: see `interlaced`."""
+    return {pcg.nodes[index].inputs[0] for index in _division(pcg).looked_up}
+
+
 @dataclass(frozen=True)
 class _Division:
     """Nodes by their index: those of both graphs, the tensors looked up, and the one that the scores read."""

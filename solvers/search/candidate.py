@@ -36,6 +36,12 @@ class Candidate:
         return self.configuration.devices == 1 and not self.merged
 
     @property
+    def divisible(self) -> bool:
+        """True if its plans are to be told apart by what they leave to the operators that all devices share."""
+        own = self.configuration
+        return own.schedule.interlaced and not (self.single_stage or self.merged or own != own.whole)
+
+    @property
     def order(self) -> tuple[object, ...]:
         """Sort key: smaller goes first."""
         c = self.configuration

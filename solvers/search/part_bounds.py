@@ -12,7 +12,7 @@ Parts that compute the same (equal layers) have one *kind* and share their answe
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ...model.graph.layout import Layout
@@ -124,6 +124,21 @@ class PartBounds:
             for query, answer in answers:
                 if query.in_flight == 0 and (query, PartAnswer(answer.bound, inside=answer.inside)) not in mine:
                     self.add(kind, query, PartAnswer(answer.bound, inside=answer.inside))
+
+    def with_less_room(self, less: int) -> PartBounds:
+        """All bounds, for parts with so much less memory, in which solutions may not fit."""
+        bounds = {
+            kind: [
+                (query, replace(answer, objective=None, assignment=None, in_flight=0, ends=((), (), ())))
+                for query, answer in answers
+            ]
+            for kind, answers in self.answers.items()
+        }
+        needs = {
+            kind: {flight: replace(need, room=need.room - less) for flight, need in own.items()}
+            for kind, own in self.memory_needs.items()
+        }
+        return PartBounds(bounds, needs)
 
     def bound(self, kind: Hashable, query: Query) -> int:
         """Lower bound on a query, in ns."""

@@ -64,6 +64,8 @@ class PartNetworks:
         problem, known, own = self.pipeline.problem, self.pipeline.least_shared, self.configuration
         if problem.interlaced is None or own.devices == 1:
             return NOTHING
+        if own != own.whole:
+            return Least(*own.beside)
         if own not in known:
             known[own] = self.timed(lambda: least(problem, own, self.solver))
         return known[own]
@@ -103,7 +105,7 @@ class PartNetworks:
         return self.pipeline.shared(i, j)
 
     def encoding(self, i: int, j: int, in_flight: int, inside: bool = False) -> Encoding:
-        return encoding(self.pipeline, self.configuration, i, j, in_flight, inside)
+        return encoding(self.pipeline, self.configuration.whole, i, j, in_flight, inside)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """Solve a part; if memory is ignored, only for a bound on every part that contains it."""

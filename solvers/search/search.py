@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf, prod
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -39,7 +39,7 @@ from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
 from .result import ConfigurationSpace, OtherPlan, SearchResult, Solved, StepNs, without_pipelines
-from .shared_operators import beside
+from .shared_operators import beside, shares
 from .single_stage import has_windows, solve_single_stage
 from .state import BOUNDS, Effort, Level, Proved, Stages
 
@@ -146,6 +146,7 @@ class _Search:
         self.best: tuple[Configuration, Stages] | None = None
         self.found: dict[tuple[Row, tuple[Row, ...], int], tuple[Configuration, Stages]] = {}  # see `_keep`
         self.families: dict[tuple[Row, tuple[Row, ...]], _Family] = {}
+        self.divided: list[Candidate] = []  # what stands for configurations that were divided
         self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
         self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
@@ -316,7 +317,9 @@ class _Search:
         if dive is not None:
             return dive
         closer = None
-        if leader is not None and not (leader.running or leader.level is Level.CLOSED or self._is_exhausted(leader)):
+        if leader is not None and leader.divisible and leader.level is Level.PRICED and not leader.running:
+            self._divide(leader)
+        elif leader is not None and not (leader.running or leader.level is Level.CLOSED or self._is_exhausted(leader)):
             limits = replace(self.limits, gap=self.limits.gap * LEADER_GAP)
             if leader.level is Level.PRICED and leader.bound < self.target and not self._is_behind(leader):
                 return self._work(leader, (Level.CLOSED,), limits.gap, self.target)
@@ -328,6 +331,8 @@ class _Search:
                 self._add_part_bounds(chosen)
             elif self._is_coarsely_solved(chosen):
                 chosen.level = Level.PRICED
+            elif chosen.divisible and chosen.level in (Level.BOUNDED, Level.PRICED):
+                self._divide(chosen)
             else:
                 return self._next_level(chosen)
         return None
@@ -342,6 +347,20 @@ class _Search:
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
         target = self._raised_target(chosen) if levels[-1] in BOUNDS and not chosen.single_stage else self.target
         return self._work(chosen, levels, gap, target)
+
+    def _divide(self, candidate: Candidate) -> None:
+        """Let others stand for a configuration, which share memory between stages and shared operators in all ways."""
+        own, parts = candidate.configuration, self._parts(candidate.configuration)
+        least = parts.beside
+        for share in shares(self.pipeline.problem, own, self.solver):
+            known = candidate.state.known.with_less_room(share.bytes - least.bytes)
+            state = replace(candidate.state.copy(), known=known, tried={}, bounded=set())
+            made = replace(own, beside=(share.ns, share.bytes))
+            raise_bound(self._parts(made), made, state)
+            self.divided.append(
+                Candidate(made, state, Level.BOUNDED, has_part_bounds=True, reordered=candidate.reordered)
+            )
+        candidate.state.bound, candidate.level = INFINITE, Level.CLOSED
 
     @staticmethod
     def _work(candidate: Candidate, levels: tuple[Level, ...], gap: float, target: int) -> _Work:
@@ -506,7 +525,7 @@ class _Search:
                     candidate.level = Level.RELAXED
 
     def _candidates(self) -> Iterator[Candidate]:
-        return (c for family in self.families.values() for c in family.values())
+        return chain(self.divided, *(family.values() for family in self.families.values()))
 
     def _family(self, candidate: Candidate) -> _Family:
         return self.families[candidate.configuration.row, candidate.configuration.matrix]
@@ -538,8 +557,8 @@ class _Search:
             stages=_kept(self._parts(configuration), stages) if configuration and stages else (),
             bound=bound,
             seconds=seconds,
-            configurations=len(everything) - len(self.merged),
-            asked=sum(c.state.solved > 0 for c in self._candidates()),
+            configurations=len(everything) - len(self.merged) - len(self.divided),
+            asked=sum(c.state.solved > 0 for c in self._candidates() if c not in self.divided),
             solved=sum(s.solved for s in states),
             kept=sum(s.kept for s in states),
             options=max((s.options for s in states), default=0),

@@ -44,6 +44,8 @@ class Least:
 
 
 NOTHING = Least()
+_MOST_SHARES, _FINEST = 12, 128
+"""The most shares of memory that are told apart, and the least difference, as a part of all of it."""
 _MOST_SECONDS = 60.0
 """Seconds for a network of a dozen operators, which takes milliseconds: a limit for the unforeseen."""
 
@@ -59,6 +61,30 @@ def least(problem: PlanningProblem, configuration: Configuration, solver: Solver
     if use > network.capacities[0]:  # no stages fit beside them, so none are looked for
         return Least(INFINITE, INFINITE)
     return Least(solver.solve(without_limit(network), Limits(_MOST_SECONDS)).bound, use + found.fixed_bytes)
+
+
+def shares(problem: PlanningProblem, configuration: Configuration, solver: Solver) -> tuple[Least, ...]:
+    """What shared operators may take: any plan of theirs has the ns and the bytes of one of these, or more of both.
+
+    The more memory they have, the less time they need, and the less memory stages have: fastest first, each is the
+    bound of those in less memory than the one before.
+    """
+    try:
+        found = encoding(problem, configuration)
+    except PartitaError:
+        return ()
+    network = _allowed(found)
+    lowest, limit = least_use(network), network.capacities[0]
+    apart, made = max(1, limit // _FINEST), list[Least]()
+    while limit >= lowest:
+        solution = solver.solve(replace(network, capacities=(limit,)), Limits(_MOST_SECONDS))
+        if solution.bound >= INFINITE:
+            break
+        known = solution.assignment is not None and len(made) < _MOST_SHARES - 1
+        used = evaluate(network, solution.assignment).use[0] if known and solution.assignment else lowest
+        limit = max(lowest, used - apart + 1) - 1
+        made.append(Least(solution.bound, limit + 1 + found.fixed_bytes))
+    return tuple(made)
 
 
 def beside(

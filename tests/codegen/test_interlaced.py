@@ -3,19 +3,23 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import partita
-from partita import Machine, PartitaError
+from partita import Machine, PartitaError, capture
 from partita.codegen.plan.plan import PipelinePlan
+from partita.codegen.planner.interlaced_space import interlaced_too
 from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import SHARED, runs
 from partita.codegen.pricing.plan_price import plan_price
 from partita.formulation.pipeline.configuration import step_ns
+from partita.formulation.search_space import SearchSpace
 from partita.model.graph.layout import B, is_split
+from partita.model.training import Training
 
 SAMPLES, WIDTH, WORDS, KIB = 8, 8, 512, 80
 
@@ -90,6 +94,41 @@ def test_the_other_schedule_is_kept_where_the_table_fits_no_stage() -> None:
     assert plan.schedule.name == "interlaced"
     assert plan.report["objective_ns"] == small().report["objective_ns"]
     assert {way["schedule"]: way["status"] for way in plan.report["space"]["ways"]}["1f1b"] == "infeasible"
+
+
+def test_it_is_tried_where_no_schedule_is_named_and_tables_crowd_a_stage() -> None:
+    plan = planned(machine(4, KIB), "auto")
+    assert plan.schedule.name == "interlaced"
+    assert plan.report["objective_ns"] == small().report["objective_ns"]
+    assert [way["schedule"] for way in plan.report["space"]["ways"]] == ["1f1b", "interlaced"]
+    assert "schedules other than 1f1b and interlaced" in plan.report["space"]["outside"]
+
+
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        ({}, True),
+        ({"schedule": "zero-bubble,all"}, True),
+        ({"schedule": "1f1b"}, False),
+        ({"stages": 1}, False),
+        ({"chunks": 2, "stages": 2}, False),
+        ({"compile": True}, False),
+        ({"offload": True}, False),
+        ({"recompute": "selective"}, False),
+        ({"overlap": False}, False),
+    ],
+)
+def test_it_is_left_out_where_an_option_excludes_it(options: dict[str, Any], tried: bool) -> None:
+    graph, space = capture(Tied(), examples()), SearchSpace(**options)
+    found = interlaced_too(graph, machine(4, KIB), Training(SAMPLES), space)
+    assert found == (replace(space, schedule="interlaced") if tried else None)
+
+
+def test_it_is_left_out_where_tables_are_small_and_where_a_model_excludes_it() -> None:
+    training = Training(SAMPLES)
+    assert interlaced_too(capture(Tied(), examples()), machine(4, 100 * KIB), training, SearchSpace()) is None
+    assert interlaced_too(capture(Shifted(), examples()), machine(4, KIB), training, SearchSpace()) is None
+    assert interlaced_too(capture(Tied(), examples()), machine(1, KIB), training, SearchSpace()) is None
 
 
 def test_the_step_is_that_of_slots_or_of_the_formula_and_no_less_than_the_bound() -> None:
