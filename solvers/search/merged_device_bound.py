@@ -45,12 +45,7 @@ class MergedDeviceBound(PartNetworks):
     @property
     def beside(self) -> Least:
         """The kernels of shared operators, evenly spread over all devices."""
-        q, k = self.pipeline.problem, self.configuration.micro_batches
-        if q.interlaced is None:
-            return NOTHING
-        shared = interlaced(with_batch(q.interlaced, q.batch // k)).shared.graph
-        form = precision(q.training.dtype)
-        return Least(k * int(floors_ns(shared, q.machine, q.machine.devices, form, q.space.compile)[0].sum()))
+        return _beside(self.pipeline, self.configuration.micro_batches)
 
     @property
     def transfer_floors(self) -> Times:
@@ -74,6 +69,16 @@ class MergedDeviceBound(PartNetworks):
             inside=inside,
         )
         return _encoding(self.pipeline, self.merged, own.micro_batches, (i, j), modes, stage)
+
+
+@lru_cache(maxsize=512)
+def _beside(pipeline: PipelineProblem, micro_batches: int) -> Least:
+    q = pipeline.problem
+    if q.interlaced is None:
+        return NOTHING
+    shared = interlaced(with_batch(q.interlaced, q.batch // micro_batches)).shared.graph
+    floors = floors_ns(shared, q.machine, q.machine.devices, precision(q.training.dtype), q.space.compile)
+    return Least(micro_batches * int(floors[0].sum()))
 
 
 @lru_cache(maxsize=4)

@@ -219,7 +219,10 @@ class _Search:
                 family = self.families.setdefault((row, placement.matrix), {})
                 for k in counts:
                     made = Configuration(row, placement.matrix, k, *order)
-                    bound = evenly_spread(self.pipeline, made) if self.has_pipelines else floor
+                    bound = floor
+                    if self.has_pipelines:
+                        beside_ns = MergedDeviceBound(self.pipeline, made, self.solver).beside.ns
+                        bound = evenly_spread(self.pipeline, made) + beside_ns
                     further = placement not in space.placements[row]
                     family[k] = Candidate(made, Proved(bound=bound), reordered=further)
                     if self.has_pipelines:
@@ -390,6 +393,8 @@ class _Search:
         """
         if self.best is not None:
             return self._dive_deeper()
+        if self.has_pipelines and self.limits.cutoff is not None:  # there is a cost to compare with
+            return None
         for _, candidate in sorted(self.plainest[0].items()) if self.plainest else ():
             merged = self.merged.get(candidate.size)
             if candidate.running or candidate.bound >= INFINITE or candidate.dived:
