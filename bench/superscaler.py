@@ -5,8 +5,8 @@ AlphaFold2 128). A system is a set of spaces (`SYSTEMS`), and its plan the faste
 every system: each search has the best step so far as its cutoff. So all are priced alike, and so are their programs:
 none of them is slower for want of overlap or of fused kernels, as the real systems may be.
 
-    planner     the whole space of the default schedule
-    interlaced  the planner's interlaced pipelines, of stages with tensor parallelism in a node (mBART alone)
+    planner     the whole space without any option, with interlaced pipelines where tables crowd a stage
+    interlaced  interlaced pipelines alone, of stages with tensor parallelism in a node (mBART alone)
     megatron    data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
                 in full where nothing fits otherwise
     alpa        stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
@@ -30,7 +30,7 @@ from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_variant
 from ..codegen.planner.variants import Variant, best_of, variants
 from ..formulation.parallelism import Parallelism
-from ..formulation.pipeline.schedule import INTERLACED_PIPELINE
+from ..formulation.pipeline.schedule import INTERLACED_PIPELINE, ONE_F_ONE_B
 from ..formulation.placement.placement import divisors
 from ..formulation.search_space import SearchSpace
 from ..model.errors import DoesNotFitError, NoPlanError, PartitaError
@@ -53,7 +53,7 @@ def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
         yield [
             SearchSpace(
                 parallelism=Parallelism(dp=devices // (tp * stages), tp=tp, zero=0),
-                stages=stages, recompute=recompute, offload=False,
+                stages=stages, recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name,
             )
             for tp in sorted(divisors(devices))
             for stages in sorted(divisors(devices // tp))
@@ -62,7 +62,7 @@ def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
 
 def alpa(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
     """The planner's stages and layouts, with uniform recomputation."""
-    yield [SearchSpace(recompute=recompute, offload=False) for recompute in ("none", "full")]
+    yield [SearchSpace(recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name) for recompute in ("none", "full")]
 
 
 def deepspeed(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:

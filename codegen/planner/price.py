@@ -106,6 +106,7 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
     parallelism = parallelism if name is None else baseline(name, parallelism, machine, stages)
     parallelism = completed(parallelism, machine, stages)
     fixed = replace(space, parallelism=parallelism, stages=stages, offload=space.offload or False)
+    fixed = replace(fixed, schedule=",".join(name for name, _ in fixed.schedules))  # and no other
     graph, training, context = prepared(
         request.model, machine, request.training, fixed, budget, small=request.small, progress=progress
     )
