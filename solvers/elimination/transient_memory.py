@@ -18,6 +18,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor, inf
@@ -38,6 +39,7 @@ from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Sea
 from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
+from .copy_descent import offer_descended
 from .labels import LabelBounds
 from .longest_streams import without_shorter_streams
 from .memory_price import Price, at_price, search_within, sweep
@@ -225,6 +227,7 @@ def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     search.raise_bound(answer.bound)
     if answer.assignment is not None:
         search.offer(answer.assignment)
+        _descend(search)
         if not search.done:  # its traffic is perhaps longer than its kernels: for that it had next to no price
             limits = Limits(search.left, search.ceiling, gap=limits.gap, quick=True, prices=answer.prices)
             even = _solve_silently(search, solve, without_windows(search.network, even=True), limits)
@@ -234,6 +237,13 @@ def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     if not search.prices:
         search.prices = answer.prices
     return None
+
+
+def _descend(search: Search) -> None:
+    """Offer what changes of single options make of an incumbent that was found without windows."""
+    if search.assignment is not None and search.left > 0:
+        with suppress(TooWideError):
+            offer_descended(compile_network(search.network), search.assignment, search)
 
 
 def _without_solution(search: Search, words: str) -> Solution:

@@ -21,6 +21,7 @@ from ...formulation.network.network import INFINITE, Window
 from ..protocol import Search
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
+from .copy_descent import offer_descended
 from .copy_mixtures import Mixtures
 from .crossover import crossed
 from .factors import Factor, dense
@@ -216,6 +217,7 @@ class _Pricing:
         self.solutions: list[tuple[int, ...]] = []  # cost, of windows too, and use
         self.assignments: list[tuple[int, ...]] = []  # of the same solutions, where there are capacities
         self.fitting: dict[bool, tuple[int, ...]] = {}  # by whether it fits: the last solution
+        self.descended: set[tuple[int, ...]] = set()  # solutions from which options were changed one by one
         self.sufficient: set[int] = set()  # rows whose capacity is at least the least use
         self.reach = self.narrowed = reach  # of the solutions that the circuit has, and when it was looked at last
 
@@ -321,14 +323,19 @@ class _Pricing:
         cost, use = self.cuts.add(now.slots)
         self.solutions.append((cost, *use))
         fits = all(u <= c for u, c in zip(use, circuit.network.capacities, strict=True))
+        found = relaxed.decode(now.slots)
         if use or search.better(cost + search.network.constant):
-            found = relaxed.decode(now.slots)
             self.fitting[fits] = found
             if use:
                 self.assignments.append(found)
                 self.mixtures.add(found)
             if fits and search.better(cost + search.network.constant):
                 search.offer(found)
+        if fits and found not in self.descended and not (search.done or search.limits.rough):
+            self.descended.add(found)
+            better = offer_descended(circuit, found, search)
+            if better is not None and use:
+                self.mixtures.add(better)
         return True
 
     def _at_edge(self, target: Floats) -> Bools:
