@@ -64,7 +64,7 @@ def measure(case: Case) -> Row:
     graph, training = captured(case.model, machine, small=case.small)
     free = _compared(case, graph, with_available(machine, AMPLE), training)
     found = [{"memory": "free"} | free]
-    for share in case.shares:
+    for share in case.shares if free["memory_gib"] is not None else ():
         bytes_ = int(share * free["memory_gib"] * GIB)
         found.append({"memory": f"{share:.0%}"} | _compared(case, graph, with_available(machine, bytes_), training))
     return {"rows": [{"case": case.name} | row for row in found]}
