@@ -62,6 +62,11 @@ class Circuit:
         return self.buckets[slot - len(self.factors)]
 
     @property
+    def entries(self) -> int:
+        """The number of entries of factors that are not forbidden, equal copies counted once."""
+        return sum(int(np.count_nonzero(f.time < inf)) for f in self.factors)
+
+    @property
     def options(self) -> int:
         """Number of options left, equal copies counted once."""
         return sum(len(k) for k in self.kept.values())

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...formulation.network.network import Network, Switch, evaluate
+from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import Search
 from .circuit import Circuit
 from .copy_mixtures import Mixtures
@@ -36,6 +36,7 @@ from .transient_relaxation import Groups, Region, relaxed_use, with_factors
 from .window_relaxation import Cuts, Weights, WindowPrice, weighted
 
 _ROUNDS = 12  # of weights, for one entry
+_FEW, _SMALL = 2, 1 << 12  # of a copy with so few entries, which a program solves sooner
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
@@ -48,11 +49,11 @@ _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cos
 _TIMES, _MORE = 2.0, 3.0  # times the work for pricing, plus seconds
 
 _Place: TypeAlias = tuple[int, tuple[int, ...]]
-"""A chain, and the places of options of what is around a copy: an entry of the chain's table."""
+"""A chain, the place of the copy's mode, and those of options of what is around it: an entry of the chain's table."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """A lower bound on a copy's cost between two layouts, the least cost found, and the options that lead to it, of the
     copy's variables, then others. `final`: it was raised as far as a program gets.
     """
@@ -86,7 +87,7 @@ def raise_copies(
     best, center, starts = -np.inf, np.array(price), dict[int, Floats]()
     for _ in range(_PRICES):
         rows = circuit.exact_price(price)
-        copies = _CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=region, starts=starts)
+        copies = CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=region, starts=starts)
         value, assignment = copies.solved(most_work) if any(copies.worth) else (0.0, None)
         if assignment is None or search.done:
             return
@@ -101,7 +102,7 @@ def raise_copies(
             mixed = True
             for share in _MIXED:
                 rows = circuit.exact_price([p * share for p in copies.price])
-                of = _CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=None, starts=starts)
+                of = CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=None, starts=starts)
                 for other in of.in_each_mode(assignment):
                     mixtures.add(other)
         mixtures.offer_best(search)
@@ -116,7 +117,7 @@ def raise_copies(
         price = tuple(((center + np.array(target)) / 2).tolist())  # farther, other layouts are met
 
 
-class _CopyCosts:
+class CopyCosts:
     """The tables of a circuit's chains at given prices, raised entry by entry; `weights` stand for its windows.
 
     `starts`: for a chain, the weights and prices that were best for the last entry, with which the next one begins.
@@ -138,14 +139,14 @@ class _CopyCosts:
         self.interval = interval = None if region is None else region.interval
         self.close = max(_CLOSE if any(price) else 0.0, _OF_GAP * search.limits.gap)
         relaxed = weighted(circuit, weights)
-        slots = relaxed.forward(relaxed.tables(1, price), search.until)
+        self.switches = [mode_of(circuit.network, chain) for chain in circuit.network.chains]
         inside = [circuit.below([one]) for one in circuit.copies]
         self.inside = [[slot for slot in sorted(below) if slot < len(circuit.factors)] for below in inside]
         self.worth = [any(circuit.factors[slot].streams for slot in slots) for slots in self.inside]
         self.extra_prices = [self._extra_prices(c, groups) for c in range(len(circuit.copies))]
         self.tables = [
-            slots[one] - fsum(prices.values()) * (interval.high if interval else 0)
-            for one, prices in zip(circuit.copies, self.extra_prices, strict=True)
+            table - fsum(prices.values()) * (interval.high if interval else 0)
+            for table, prices in zip(self._by_mode(relaxed), self.extra_prices, strict=True)
         ]
         count = len(price) - len(groups) if interval else len(price)
         self.priced = {
@@ -153,9 +154,23 @@ class _CopyCosts:
             for c, slots in enumerate(self.inside)
             for slot in slots
         }
-        self.known: dict[_Place, _Entry] = {}
+        self.known: dict[_Place, Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
         self.rest = [replace(f, extra=None) for slot, f in enumerate(relaxed.factors) if slot not in own]
+
+    def _by_mode(self, relaxed: Circuit) -> list[Floats]:
+        """The table of a copy of each chain in each mode: [modes, ends...]."""
+        options = [1 if z is None else len(relaxed.kept[relaxed.domain[z]]) for z in self.switches]
+        found: list[list[Floats]] = [[] for _ in options]
+        for m in range(max(options, default=0)):
+            one = relaxed
+            for z, n in zip(self.switches, options, strict=True):
+                if z is not None and m < n > 1:
+                    one = in_mode(one, z, int(relaxed.kept[relaxed.domain[z]][m]))
+            slots = one.forward(one.tables(1, self.price), self.search.until)
+            for tables, top, n in zip(found, relaxed.copies, options, strict=True):
+                tables += [slots[top]] if m < n else []
+        return [np.stack(tables) for tables in found]
 
     def _extra_prices(self, c: int, groups: Groups) -> dict[int, float]:
         """The prices of transient use of the switches in a copy; none outside of an interval."""
@@ -205,7 +220,7 @@ class _CopyCosts:
             for entry in left:
                 if search.work > most_work:
                     return value, None
-                self._raise(entry, gaps[entry])
+                self.raise_entry(entry, gaps[entry])
         return value, None
 
     def _is_exact(self, entry: _Place, gap: float) -> bool:
@@ -217,38 +232,41 @@ class _CopyCosts:
         """The entry of copy i of a chain."""
         circuit = self.circuit
         around = circuit.network.chains[c].around(i)
-        return c, tuple(int(np.searchsorted(circuit.kept[circuit.domain[v]], assignment[v])) for v in around)
+        ends = tuple(int(np.searchsorted(circuit.kept[circuit.domain[v]], assignment[v])) for v in around)
+        return c, (int(self.tables[c][:, *ends].argmin()), *ends)
 
     def _solved(self) -> tuple[Circuit, Tables]:
         """The circuit of boundaries and what is outside of chains, with the raised tables, and its tables."""
         network = self.circuit.network
         chains = tuple(replace(chain, copies=((),) * len(chain)) for chain in network.chains)
         outline = replace(network, chains=chains, windows=())
-        tables = [Factor(chain.around(0), table, None) for chain, table in zip(chains, self.tables, strict=True)]
+        tables = [
+            Factor(chain.around(0), table.min(axis=0), None) for chain, table in zip(chains, self.tables, strict=True)
+        ]
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def _raise(self, place: _Place, gap: float) -> None:
+    def raise_entry(self, place: _Place, gap: float) -> None:
         """Raise one entry to within `gap` of its cost, or as far as a program gets."""
         part, c = self._between(place), place[0]
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
-            self._know(place, _Entry(inf))
+            self._know(place, Entry(inf))
             return
-        cuts, known, at = Cuts(part), _Entry(-inf), np.zeros(0)
+        cuts, known, at = Cuts(part), Entry(-inf), np.zeros(0)
         starts = list(self.extra_prices[c].values())
         cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
         if len(self.starts.get(c, ())) == len(point):
             point = self.starts[c]
         best, step = point, _FIRST_STEP
-        for _ in range(_ROUNDS):
+        for _ in range(_FEW if part.entries <= _SMALL else _ROUNDS):
             relaxed = weighted(part, cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
             slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
             total = float(slots[-1])
             if total == np.inf:
-                self._know(place, _Entry(inf))
+                self._know(place, Entry(inf))
                 return
             paid = fsum(p * most for p, most in zip(price, limits, strict=True))
             value = floor(total - paid - 8 * relaxed.rounding(price, abs(total) + paid)) if limits else total
@@ -281,7 +299,7 @@ class _CopyCosts:
         """
         return restrict(part, relaxed.backward(slots, self.search.until), cost) or part
 
-    def _know(self, place: _Place, entry: _Entry) -> None:
+    def _know(self, place: _Place, entry: Entry) -> None:
         self.known[place] = entry
         table = self.tables[place[0]]
         table[place[1]] = max(table[place[1]], entry.bound)
@@ -289,10 +307,13 @@ class _CopyCosts:
     def _between(self, entry: _Place) -> Circuit:
         """The circuit of one copy between given layouts, priced, with its windows; variables are numbered anew."""
         circuit, (c, at_ends) = self.circuit, entry
-        chain = circuit.network.chains[c]
-        place = dict(zip(chain.around(0), at_ends, strict=True))
+        chain, switch = circuit.network.chains[c], self.switches[c]
+        place = dict(zip(chain.around(0), at_ends[1:], strict=True))
         met = {v for slot in self.inside[c] for v in self.priced[slot].scope}  # `restrict` reads options from factors
         number = {v: n for n, v in enumerate((*chain.copies[0], *(v for v in place if v in met)))}
+        if switch is not None:
+            place[switch] = at_ends[0]
+            met.add(switch)
         kept = {n: circuit.kept[circuit.domain[v]] for v, n in number.items()}
         kept |= {number[v]: kept[number[v]][[at]] for v, at in place.items() if v in met}
         factors = []
@@ -318,32 +339,25 @@ class _CopyCosts:
 
     def in_each_mode(self, assignment: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """The assignment with the copies of a chain in each of their modes: about the best of these at the prices."""
-        search, chains = self.search, self.circuit.network.chains
-        for c, chain in enumerate(chains):
-            places = Counter(self._place(c, i, assignment) for i in range(len(chain)))
-            if not self.worth[c]:
-                continue
-            ((place, _),) = places.most_common(1)
-            part = self._between(place)
-            cuts = Cuts(part)
-            weights = cuts.weights(self.starts[c]) if len(self.starts.get(c, ())) == cuts.size + len(cuts.box) else None
-            for z in {s.variable for s in part.network.switches}:
-                for mode in part.kept[part.domain[z]].tolist():
-                    if search.done:
-                        return
-                    one = in_mode(part, z, mode)
-                    relaxed = weighted(one, weights or {w: self.weights[w] for w in cuts.alike})
-                    slots = relaxed.forward(relaxed.tables(1, (0.0,) * len(cuts.capacities)), search.until)
-                    small = self._cheaper(one, relaxed, slots, float(slots[-1]) * (1 + _WITHIN))
-                    found = solve_copy(small, _OF_MODE, search.left)
-                    if found.options:
-                        picks = list(assignment)
-                        for copy in chain.copies:
-                            for v, option in zip(copy, found.options, strict=False):
-                                picks[v] = option
-                        yield tuple(picks)
+        for c, chain in enumerate(self.circuit.network.chains):
+            places = Counter(self._place(c, i, assignment)[1][1:] for i in range(len(chain)))
+            ((ends, _),) = places.most_common(1)
+            for mode in range(len(self.tables[c])) if self.worth[c] else ():
+                place = c, (mode, *ends)
+                if self.search.done:
+                    return
+                if self.tables[c][place[1]] == inf:
+                    continue
+                if place not in self.known:
+                    self.raise_entry(place, _OF_MODE * self._scale(place))
+                if options := self.known[place].options:
+                    picks = list(assignment)
+                    for copy in chain.copies:
+                        for v, option in zip(copy, options, strict=False):
+                            picks[v] = option
+                    yield tuple(picks)
 
-    def _solved_whole(self, part: Circuit, at: tuple[Weights, Floats], known: _Entry, gap: float) -> _Entry:
+    def _solved_whole(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float) -> Entry:
         """An entry with the bound and the solution that a program finds; `at`: weights and prices that prove its bound
         so far."""
         weights, prices = at
@@ -367,6 +381,13 @@ class _CopyCosts:
                 for v, option in zip(copy, entry.options, strict=False):
                     picks[v] = option
         return tuple(picks)
+
+
+def mode_of(network: Network, chain: Chain) -> int | None:
+    """The switch in the first copy of a chain, if there is one alone."""
+    inner = {*chain.copies[0]}
+    found = [s.variable for s in network.switches if s.variable in inner]
+    return found[0] if len(found) == 1 else None
 
 
 def in_mode(part: Circuit, switch: int, mode: int) -> Circuit:

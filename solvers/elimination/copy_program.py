@@ -16,6 +16,7 @@ from ..wide.highs import End, near_best
 from ..wide.integer import HIDDEN
 from ..work import spend
 from .circuit import Circuit
+from .copy_pairs import condensed
 
 _COLUMNS = 1 << 13  # of a program; that takes about a second
 _COLUMN = 4e-4  # seconds for each
@@ -37,11 +38,12 @@ class Found:
 
 def solve_copy(circuit: Circuit, gap: float, seconds: float = inf) -> Found:
     """A circuit without chains solved to about that relative gap, if the program is not too large."""
-    if sum(np.count_nonzero(f.time < inf) for f in circuit.factors) > _COLUMNS:
+    if circuit.entries > _COLUMNS:
         return Found(-inf)
     met = {v for f in circuit.factors for v in f.scope}
     size = {v: len(circuit.kept[circuit.domain[v]]) for v in sorted(met)}
-    program = build(circuit.factors, size, circuit.network.capacities)
+    small = condensed(circuit.factors, size)
+    program = build(small.factors, small.size, circuit.network.capacities)
     spend(_COLUMN * len(program.upper))
     scale = unit_of(program)
     outcome = near_best(linear(program, scale, whole=True), gap, _NODES, min(seconds, _SECONDS))
@@ -52,6 +54,7 @@ def solve_copy(circuit: Circuit, gap: float, seconds: float = inf) -> Found:
     if outcome.point is None:
         return Found(bound)
     picks, _ = program.read(np.round(outcome.point).astype(np.int64).tolist().__getitem__)
+    picks = dict.fromkeys(met, 0) | small.options(picks)
     cost = _cost(circuit, picks)
     if cost is None:
         return Found(bound)

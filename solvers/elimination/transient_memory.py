@@ -39,6 +39,7 @@ from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Sea
 from ..work import spent
 from .circuit import Circuit
 from .copy_costs import raise_copies
+from .copy_counts import raise_counts
 from .copy_descent import offer_descended
 from .labels import LabelBounds
 from .longest_streams import without_shorter_streams
@@ -174,7 +175,7 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     if not search.done and not limits.rough and windows:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
-        if not search.done and (best.is_mixed or not limits.quick):
+        if not search.done and (best.is_mixed or not limits.quick) and not _count(best, groups, search):
             _raise_copies(best, groups, search)
         _branch(best, groups, search)
     if search.bound >= INFINITE:
@@ -252,6 +253,18 @@ def _without_solution(search: Search, words: str) -> Solution:
         return search.finish(words, infeasible=True)
     search.raise_bound(search.ceiling)
     return search.finish(words)
+
+
+def _count(best: WindowPrice, groups: Groups, search: Search) -> bool:
+    """Raise the bound of `search` by counts of copies; False if that does not apply."""
+    if search.objective is None:
+        return False
+    reach = min(search.ceiling - 1, best.circuit.max_cost)
+    small = best.restricted(reach, search.until)
+    if small is None:
+        search.raise_bound(reach + 1)
+        return True
+    return raise_counts(small, best, groups, search, reach)
 
 
 def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:

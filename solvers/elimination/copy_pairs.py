@@ -1,0 +1,121 @@
+"""A small circuit's factors in a form with few columns and rows, for a mixed-integer program.
+
+Variables of one option go into a constant. A variable that meets others in one factor only, as weights do, is replaced
+by one whose options are the pairs (its option, theirs) left: whatever the others are, an option that is nowhere less
+than another, in cost, use or any stream, is in no pair.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
+
+import numpy as np
+
+from .factors import Factor
+from .kernels import Bools, Floats, Ints
+
+_PAIRS = 1 << 12  # of a variable; more are left apart
+
+
+@dataclass(slots=True, eq=False)
+class Condensed:
+    """Factors over variables of `size` options; `options` turns choices among these into those of all variables."""
+
+    factors: list[Factor]
+    size: dict[int, int]
+    pairs: list[tuple[int, int, tuple[int, ...], Ints]] = field(default_factory=list)
+    """In order: a new variable, the one that it replaces, those around, and its options: [1 + around, pairs]."""
+
+    def options(self, picks: Mapping[int, int]) -> dict[int, int]:
+        found = dict(picks)
+        for new, old, _, pairs in reversed(self.pairs):
+            found[old] = int(pairs[0, found[new]])
+        return found
+
+
+def condensed(factors: Sequence[Factor], size: Mapping[int, int]) -> Condensed:
+    """The factors (without transient use) of variables of `size` options in such a form."""
+    narrow = [f.narrow() for f in factors]
+    fixed = [f for f in narrow if f.time.size == 1]
+    rest = [f for f in narrow if f.time.size > 1]
+    met = {v for f in rest for v in f.scope}
+    found = Condensed(rest, {v: n for v, n in size.items() if v in met})
+    if fixed:
+        found.factors.append(_sum(fixed, (fixed[0].scope[0],)))
+        found.size[fixed[0].scope[0]] = 1
+    new = max(size, default=0) + 1
+    for v in sorted(met):
+        _replace(found, v, new + len(found.pairs))
+    return found
+
+
+def _replace(found: Condensed, v: int, new: int) -> None:
+    """Replace a variable by one of pairs, `new`, if it meets others in one factor only."""
+    own = [f for f in found.factors if v in f.scope]
+    widest = max(own, key=lambda f: len(f.scope))
+    around = tuple(u for u in widest.scope if u != v)
+    if any(not {*f.scope} <= {*widest.scope} for f in own):
+        return
+    if prod(found.size[u] for u in widest.scope) > _PAIRS:
+        return
+    total = _sum(own, (v, *around))
+    left = ~_dominated(_columns(total))
+    pairs = np.array(np.nonzero(left))
+    if not pairs.size:
+        return
+    found.pairs.append((new, v, around, pairs))
+    at = tuple(pairs)
+    use = None if total.use is None else total.use[at]
+    streams = tuple((w, table[(slice(None), *at)]) for w, table in total.streams)
+    found.factors = [f for f in found.factors if v not in f.scope]
+    found.factors.append(Factor((new,), total.time[at], use, streams=streams))
+    for axis, u in enumerate(around, 1):
+        link = np.where(pairs[axis][:, None] == np.arange(found.size[u]), 0.0, inf)
+        found.factors.append(Factor((new, u), link, None))
+    found.size[new] = pairs.shape[1]
+    del found.size[v]
+
+
+def _sum(factors: Sequence[Factor], scope: tuple[int, ...]) -> Factor:
+    """One factor over `scope` in place of several over parts of it; variables of one option may be in none."""
+
+    def over(f: Factor, table: Floats | Ints, shape: tuple[int, ...]) -> Floats:
+        known = [u for u in f.scope if u in scope]
+        if not known:
+            return np.broadcast_to(table.reshape(-1)[0], shape)
+        axes = [f.scope.index(u) for u in scope if u in known]
+        dims = [table.shape[f.scope.index(u)] if u in known else 1 for u in scope]
+        return np.broadcast_to(table.transpose(axes).reshape(dims), shape)
+
+    dims = {u: n for f in factors for u, n in zip(f.scope, f.time.shape, strict=True)}
+    shape = tuple(dims[u] for u in scope)
+    time = np.zeros(shape)
+    use: Floats | None = None
+    streams: dict[int, Floats] = {}
+    for f in factors:
+        time = time + over(f, f.time, shape)
+        if f.use is not None:
+            more = np.stack([over(f, f.use[..., r], shape) for r in range(f.use.shape[-1])], axis=-1)
+            use = more if use is None else use + more
+        for w, table in f.streams:
+            more = np.stack([over(f, stream, shape) for stream in table])
+            streams[w] = more if w not in streams else streams[w] + more
+    return Factor(scope, time, use, streams=tuple(streams.items()))
+
+
+def _columns(f: Factor) -> Floats:
+    """[..., C]: cost, use and streams of every entry."""
+    found = [f.time]
+    found += [] if f.use is None else [f.use[..., r] for r in range(f.use.shape[-1])]
+    found += [stream for _, table in f.streams for stream in table]
+    return np.stack(found, axis=-1)
+
+
+def _dominated(columns: Floats) -> Bools:
+    """Where another option of the first variable is in no column more; of equal ones, all but the first."""
+    found = ~np.isfinite(columns[..., 0])
+    for k in range(len(columns)):
+        least = (columns[k] <= columns).all(axis=-1) & ~found[k]
+        least[: k + 1] &= (columns[k] < columns[: k + 1]).any(axis=-1)
+        found |= least
+    return found
