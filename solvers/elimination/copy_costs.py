@@ -257,7 +257,7 @@ class CopyCosts:
         starts = list(self.extra_prices[c].values())
         cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
-        if len(self.starts.get(c, ())) == len(point):
+        if c in self.starts and len(self.starts[c]) == len(point):
             point = self.starts[c]
         best, step = point, _FIRST_STEP
         for _ in range(_FEW if part.entries <= _SMALL else _ROUNDS):

@@ -36,6 +36,7 @@ from partita.solvers.decomposition.counted import build
 from partita.solvers.elimination import copy_program, segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_costs import raise_copies
+from partita.solvers.elimination.copy_counts import raise_counts
 from partita.solvers.elimination.copy_mixtures import Mixtures
 from partita.solvers.elimination.copy_program import solve_copy
 from partita.solvers.elimination.longest_streams import without_shorter_streams
@@ -740,3 +741,30 @@ def test_too_many_windows_in_a_segment_are_refused_before_their_ways_are_listed(
         assert tracemalloc.get_traced_memory()[1] < 1 << 20  # ways: 2^18
     finally:
         tracemalloc.stop()
+
+
+def test_counts_of_copies_at_several_prices_bound_the_optimum(make_network, truth) -> None:
+    """Whole numbers of copies bound more than prices; what is found on the way is a solution."""
+    above = list[bool]()
+
+    @settings(max_examples=example_count(30), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @given(st.integers(0, 10**6))
+    def bounded(seed: int) -> None:
+        network = found(make_network, seed, seed % 3, binds=True)
+        assume(network.chains and network.capacities)
+        groups, best = groups_of(network), truth(network)
+        circuit = compile_network(network)
+        relaxed = relax_transient(circuit, groups) if groups else transient_memory._without_extra(circuit)
+        priced = price_windows(relaxed, Search(network, Limits(), "prices"))
+        assume(priced is not None and any(priced.price.price))
+        assert priced is not None
+        search = Search(network, Limits(), "counts")
+        raise_counts(relaxed, priced, groups, search, relaxed.max_cost)
+        if best is None:
+            assert search.objective is None
+            return
+        assert search.bound <= best <= (search.objective or INFINITE)
+        above.append(search.bound > priced.price.bound)
+
+    bounded()
+    assert any(above)
