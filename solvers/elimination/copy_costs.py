@@ -233,7 +233,7 @@ class CopyCosts:
         circuit = self.circuit
         around = circuit.network.chains[c].around(i)
         ends = tuple(int(np.searchsorted(circuit.kept[circuit.domain[v]], assignment[v])) for v in around)
-        return c, (int(self.tables[c][:, *ends].argmin()), *ends)
+        return c, (int(np.argmin([table[ends] for table in self.tables[c]])), *ends)
 
     def _solved(self) -> tuple[Circuit, Tables]:
         """The circuit of boundaries and what is outside of chains, with the raised tables, and its tables."""

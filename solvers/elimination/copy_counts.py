@@ -170,9 +170,9 @@ class _Counting:
         if self.search.offer(tuple(picks)) and self.search.done:
             return
         self.mixtures.add(picks)
-        for copy, entry in others:
+        for copy, found in others:
             other = list(picks)
-            if _put(other, copy, entry):
+            if _put(other, copy, found):
                 self.mixtures.add(other)
         self.mixtures.offer_best(self.search)
 
@@ -206,8 +206,9 @@ class _Counting:
             for time, use in own:
                 rows.append([*(np.arange(len(many)) == k), *(-use * high / scale)])
                 right.append(time / scale)
+        slope = np.array([*(-n for n in many), *(self.capacities * high / scale)])
         answer = linprog(
-            [-float(n) for n in many] + (self.capacities * high / scale).tolist(),
+            slope,
             A_ub=np.array(rows),
             b_ub=right,
             bounds=[(None, None)] * len(many) + [(x, 1.0) for x in prices.min(axis=0) / _STEP / high],
@@ -216,7 +217,8 @@ class _Counting:
         )
         if answer.x is None:
             return prices[0], -inf
-        return answer.x[len(many) :] * high, -float(answer.fun) * scale
+        price: Floats = answer.x[len(many) :] * high
+        return price, -float(np.dot(answer.x, slope)) * scale
 
     def _lines(self, fewest: _Fewest) -> list[list[tuple[float, Floats]]]:
         """Cost and use of what was found of every entry met, and of what is outside."""

@@ -91,15 +91,15 @@ def _sum(factors: Sequence[Factor], scope: tuple[int, ...]) -> Factor:
     shape = tuple(dims[u] for u in scope)
     time = np.zeros(shape)
     use: Floats | None = None
-    streams: dict[int, Floats] = {}
+    streams: dict[int, Ints] = {}
     for f in factors:
         time = time + over(f, f.time, shape)
         if f.use is not None:
             more = np.stack([over(f, f.use[..., r], shape) for r in range(f.use.shape[-1])], axis=-1)
             use = more if use is None else use + more
         for w, table in f.streams:
-            more = np.stack([over(f, stream, shape) for stream in table])
-            streams[w] = more if w not in streams else streams[w] + more
+            added = np.stack([over(f, stream, shape) for stream in table]).astype(np.int64)
+            streams[w] = added if w not in streams else streams[w] + added
     return Factor(scope, time, use, streams=tuple(streams.items()))
 
 

@@ -257,7 +257,7 @@ def _without_solution(search: Search, words: str) -> Solution:
 
 def _count(best: WindowPrice, groups: Groups, search: Search) -> bool:
     """Raise the bound of `search` by counts of copies; False if that does not apply."""
-    if search.objective is None:
+    if search.ceiling >= INFINITE:  # entries are too many where nothing can be left out
         return False
     reach = min(search.ceiling - 1, best.circuit.max_cost)
     small = best.restricted(reach, search.until)
