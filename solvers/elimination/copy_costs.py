@@ -260,7 +260,8 @@ class CopyCosts:
         if c in self.starts and len(self.starts[c]) == len(point):
             point = self.starts[c]
         best, step = point, _FIRST_STEP
-        for _ in range(_FEW if part.entries <= _SMALL else _ROUNDS):
+        small = part.entries <= _SMALL
+        for _ in range(_FEW if small else _ROUNDS):
             relaxed = weighted(part, cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
             slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
@@ -280,7 +281,7 @@ class CopyCosts:
             target, upper = cuts.highest(0.0)
             if known.cost - known.bound <= gap or upper - known.bound <= _LITTLE * gap:
                 break
-            if better and known.cost < inf:
+            if better and known.cost < inf and not small:
                 cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
         self.starts[c] = best

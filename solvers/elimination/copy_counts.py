@@ -141,7 +141,7 @@ class _Counting:
 
     def _raise(self, cut: _Cut, fewest: _Fewest) -> bool:
         """Raise the entries met at a price, and offer solutions of them; False if they were raised before."""
-        copies, all_modes = cut.copies, len(self.cuts) <= 2
+        copies, all_modes = cut.copies, len(self.cuts) == 1
         met = [(c, entry) for c, own in enumerate(fewest.met) for entry in own]
         if all(place in copies.known for place in met):
             return False
