@@ -275,14 +275,15 @@ class _Counting:
             first, last = chain.boundaries[0], chain.boundaries[-1]
             labels.append(CopyLabels(first, last, len(chain), own.T[1:3], none[:, 0], use=none[:, :0], reads=reads))
         program = build(factors, {v: size[v] for v in ends} | {chosen: len(outside)}, (), labels)
-        most, sums, largest = max(cut.paid for cut in cuts), [], 0.0  # added to all, so that none is negative
-        for j, cut in enumerate(cuts):
-            amounts = [np.floor(cut.outside[tuple(outside.T)] + (most - cut.paid))]
-            amounts += [np.floor(own[j][tuple(at.T)]) for own, at in zip(tables, columns, strict=True)]
-            many = [1, *map(len, chains)]
-            largest = max(largest, sum(n * a.max(initial=0.0) for n, a in zip(many, amounts, strict=True)))
-            numbers = [n for ns in (program.x[chosen], *program.counts) for n in ns]
-            sums.append([*zip(np.concatenate(amounts).astype(np.int64).tolist(), numbers, strict=True)])
+        says = [np.floor([cut.outside[tuple(outside.T)] - cut.paid for cut in cuts])]
+        says += [np.floor([t[tuple(at.T)] for t in own]) for own, at in zip(tables, columns, strict=True)]
+        shifts = [min(0.0, float(own.min(initial=0.0))) for own in says]  # θ is at least 0
+        amounts = np.concatenate([own - least for own, least in zip(says, shifts, strict=True)], axis=1)
+        numbers = [n for ns in (program.x[chosen], *program.counts) for n in ns]
+        sums = [[*zip(own, numbers, strict=True)] for own in amounts.astype(np.int64).tolist()]
+        many = [1, *map(len, chains)]
+        shift = fsum(n * least for n, least in zip(many, shifts, strict=True))
+        largest = fsum(n * float(own.max(initial=0.0)) for n, own in zip(many, says, strict=True)) - shift
         program.cost[program.maximum(ceil(largest), sums)] = 1
         spend(_COLUMN * len(program.upper) * len(cuts))
         scale = unit_of(program)
@@ -297,7 +298,7 @@ class _Counting:
                 for own, of, ns in zip(columns, labels, counts, strict=True):
                     walk, _ = trail(picks[of.first], of.ends, ns)
                     walks.append(tuple(tuple(own[k].tolist()) for k in walk))
-                bound = (outcome.bound - HIDDEN * len(program.upper)) * scale - most - _ROUNDED
+                bound = (outcome.bound - HIDDEN * len(program.upper)) * scale + shift - _ROUNDED
                 return _Fewest(bound, tuple(walks), tuple(outside[picks[chosen]].tolist()))
         return None
 

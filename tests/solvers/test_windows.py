@@ -9,7 +9,7 @@ from math import inf, prod
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network.chains import Position, find_chains
@@ -745,6 +745,7 @@ def test_too_many_windows_in_a_segment_are_refused_before_their_ways_are_listed(
 
 @settings(max_examples=example_count(60, every=15), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 10**6))
+@example(3141)  # of negative costs
 def test_counts_of_copies_at_several_prices_bound_the_optimum(make_network, truth, seed: int) -> None:
     network = found(make_network, seed, seed % 3, binds=True)
     assume(network.chains and network.capacities)
