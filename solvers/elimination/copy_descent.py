@@ -13,6 +13,7 @@ out.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class _Descent:
         self.streams: dict[int, Ints] = {}
         time = 0.0
         for scope, f, many in ((t.scope, t.factor, t.many) for t in self.terms):
-            at = tuple(self.picks[d] for d in scope)
+            at: tuple[Any, ...] = tuple(self.picks[d] for d in scope)
             time += many * float(f.time[at])
             if f.use is not None:
                 self.use = self.use + many * f.use[at]
@@ -103,15 +104,17 @@ class _Descent:
     def _change(self, d: int) -> bool:
         """Take the best option of a domain; True if that is another one."""
         now, count = self.picks[d], len(self.circuit.kept[d])
-        cost, use, needs, streams = np.zeros(count), np.zeros((count, len(self.capacities))), {}, {}
+        cost, use = np.zeros(count), np.zeros((count, len(self.capacities)))
+        needs: dict[int, Floats] = {}
+        streams: dict[int, Ints] = {}
         for term in self.around[d]:
             f, many = term.factor, term.many
-            at = tuple(self._at(term, d))
+            at: tuple[Any, ...] = tuple(self._at(term, d))
             cost += many * f.time[at]
             if f.use is not None:
                 use += many * f.use[at]
             if f.extra is not None:
-                needs[term.scope[0]] = needs.get(term.scope[0], 0.0) + f.extra[at]
+                needs[term.scope[0]] = needs.get(term.scope[0], 0) + f.extra[at]
             for w, table in f.streams:
                 streams[w] = streams.get(w, 0) + table[(slice(None), *at)]
         spend(CALL * len(self.around[d]) / 4 + ENTRY * count * len(self.around[d]))
@@ -145,5 +148,5 @@ class _Descent:
                 largest = np.maximum(largest, own)
             use = use.copy()
             use[:, 0] += largest
-        found: Bools = (use <= self.capacities).all(axis=1)
+        found: Bools = np.logical_and.reduce(use <= self.capacities, axis=1)
         return found
