@@ -43,12 +43,14 @@ class Number(NamedTuple):
     """A constant and multiples of loop variables; `role` names the variable of a loop in which it advances.
 
     `more`: by rank for which the statement stands, how much larger it is there; empty if it is the same for all.
+    `late`: how much larger it is since repetitions before it were left out.
     """
 
     role: str
     constant: int
     terms: tuple[tuple[str, int], ...] = ()
     more: tuple[int, ...] = ()
+    late: int = 0
 
     def __str__(self) -> str:
         parts = [name if by == 1 else f"{by} * {name}" for name, by in self.terms]
@@ -70,13 +72,15 @@ class Line(NamedTuple):
 class RolledLoop:
     """`body` repeated `count` times, over `names` if there are any.
 
-    A variable that is a number counts from 0 or from the first number that it advances.
+    A variable that is a number counts from 0 or from the first number that it advances. `left_out`: turns that were
+    left out between two of the others; None if the turns are not equal then.
     """
 
     variable: str
     count: int
     body: tuple[Piece, ...]
     names: tuple[Line, ...] = ()
+    left_out: int | None = 0
 
 
 Piece: TypeAlias = "Line | RolledLoop"
@@ -108,7 +112,7 @@ def of_rank(piece: Piece, rank: int) -> Piece:
 def shape(piece: Piece) -> object:
     """A piece without the constants of its numbers."""
     if isinstance(piece, Line):
-        return piece.text, tuple([(role, terms, more) for role, _, terms, more in piece.numbers])
+        return piece.text, tuple([(role, terms, more) for role, _, terms, more, _ in piece.numbers])
     return piece.variable, piece.count, tuple(map(shape, (*piece.names, *piece.body)))
 
 
@@ -123,7 +127,27 @@ def mapped(piece: Piece, change: Callable[[Number], Number]) -> Piece:
     if isinstance(piece, Line):
         return Line(piece.text, tuple(map(change, piece.numbers)))
     names = tuple(Line(name.text, tuple(map(change, name.numbers))) for name in piece.names)
-    return RolledLoop(piece.variable, piece.count, tuple(mapped(inner, change) for inner in piece.body), names)
+    return replace(piece, body=tuple(mapped(inner, change) for inner in piece.body), names=names)
+
+
+def lines(piece: Piece) -> int:
+    """How many statements run."""
+    return 1 if isinstance(piece, Line) else piece.count * sum(map(lines, piece.body))
+
+
+def restored(pieces: Sequence[Piece]) -> list[Piece] | None:
+    """The pieces with the repetitions that were left out; None if they do not all lie in loops of equal turns."""
+    found = []
+    for piece in pieces:
+        if isinstance(piece, RolledLoop):
+            body = restored(piece.body)
+            if body is None or piece.left_out is None:
+                return None
+            piece = replace(piece, count=piece.count + piece.left_out, body=tuple(body), left_out=0)
+        elif any(number.late for number in piece.numbers):
+            piece = mapped(piece, lambda number: number._replace(constant=number.constant + number.late, late=0))
+        found.append(piece)
+    return found
 
 
 class _Look(NamedTuple):
@@ -152,7 +176,7 @@ def rolled(pieces: Sequence[Piece], names: bool = True) -> list[Piece]:
                 current, grown = made, True
                 break
     found = [look.piece for look in current]
-    return _over_names(found) if names else found
+    return over_names(found) if names else found
 
 
 def _roll(
@@ -169,7 +193,8 @@ def _roll(
         count, steps = _repeats(looks, keys, start, length)
         if ((count - 1) * length >= 2 and any(steps)) or (count > 2 and not any(steps)):
             result += looks[at:start]
-            result.append(looked_at(_loop([look.piece for look in looks[start : start + length]], count, steps)))
+            turns = [looks[at : at + length] for at in range(start, start + count * length, length)]
+            result.append(looked_at(_loop([[look.piece for look in turn] for turn in turns], steps)))
             at, changed = start + count * length, True
     return [*result, *looks[at:]] if changed else None
 
@@ -188,8 +213,9 @@ def _repeats(looks: Sequence[_Look], keys: NDArray[np.int_], at: int, length: in
     return count, steps
 
 
-def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> RolledLoop:
+def _loop(turns: Sequence[Sequence[Piece]], steps: Sequence[int]) -> RolledLoop:
     """A loop whose variable has the role of the first number that advances."""
+    block, count = turns[0], len(turns)
     found = [number for piece in block for number in numbers(piece)]
     used = {name for number in found for name, _ in number.terms}
     role = next((number.role for number, step in zip(found, steps, strict=True) if step), "i")
@@ -200,15 +226,30 @@ def _loop(block: Sequence[Piece], count: int, steps: Sequence[int]) -> RolledLoo
         step = next(advance)
         return number._replace(terms=(*number.terms, (variable, step))) if step else number
 
-    return RolledLoop(variable, count, tuple(mapped(piece, advanced) for piece in block))
+    body = tuple(mapped(piece, advanced) for piece in block)
+    return RolledLoop(variable, count, body, left_out=_left_out(turns, steps))
+
+
+def _left_out(turns: Sequence[Sequence[Piece]], steps: Sequence[int]) -> int | None:
+    """How many turns are left out between equal ones; None if those left out are not equal to them."""
+    first, last = ([number for piece in turn for number in numbers(piece)] for turn in (turns[0], turns[-1]))
+    more = {(b.late - a.late, step) for a, b, step in zip(first, last, steps, strict=True)}
+    inner = ([piece.left_out for piece in turn if isinstance(piece, RolledLoop)] for turn in turns)
+    if len({*map(tuple, inner)}) > 1:
+        return None
+    if not any(late for late, _ in more):
+        return 0
+    moving = [(late, step) for late, step in more if (late, step) != (0, 0)]
+    late, step = moving[0]
+    return late // step if len(moving) == 1 and step > 0 and late % step == 0 else None
 
 
 # Loops over names
 
 
-def _over_names(pieces: Sequence[Piece]) -> list[Piece]:
+def over_names(pieces: Sequence[Piece]) -> list[Piece]:
     """Turn runs of lines that differ in one name into loops over the names."""
-    inner = [replace(p, body=tuple(_over_names(p.body))) if isinstance(p, RolledLoop) else p for p in pieces]
+    inner = [replace(p, body=tuple(over_names(p.body))) if isinstance(p, RolledLoop) else p for p in pieces]
     result: list[Piece] = []
     at = 0
     while at < len(inner):

@@ -13,7 +13,7 @@ from ....model.machine.precision import precision
 from ..common import training
 from ..common.conversions import Used
 from ..common.features import program_text
-from ..common.rolled_lines import Line, Piece, of_rank, rolled
+from ..common.rolled_lines import Line, Piece, of_rank
 from .data_flow import Flow
 from .device_statements import DeviceWriter, Written
 from .features import FEATURES, SpaceTimeEmission
@@ -62,8 +62,7 @@ def emit(
     ranks = {d: [rank for rank, other in enumerate(first) if other == d] for d in sorted({*first})}
     flows = {d: Flow(program, d, graph, own, messages) for d, own in ranks.items()}
     writers = {d: DeviceWriter(flow, functions, program.shapes, copies) for d, flow in flows.items()}
-    lines = {d: statements(looped, writer.flow, _named(writer.lines(), names)) for d, writer in writers.items()}
-    rolls = {d: rolled(pieces) for d, pieces in lines.items()}
+    rolls = {d: statements(looped, writer.flow, _named(writer.lines(), names)) for d, writer in writers.items()}
     bodies = [[of_rank(piece, ranks[d].index(rank)) for piece in rolls[d]] for rank, d in enumerate(first)]
     texts, table = device_functions([writers[d].arranged.segments for d in first], bodies)
     emission = SpaceTimeEmission(

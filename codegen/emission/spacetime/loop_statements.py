@@ -17,20 +17,28 @@ import numpy as np
 
 from ....formulation.spacetime.loop import Irregular, Loop
 from ....formulation.spacetime.looped import Looped
-from ..common.rolled_lines import Line, Number, Piece
+from ..common.rolled_lines import Line, Number, Piece, lines, over_names, restored, rolled
 from .data_flow import TEMPLATE, Flow
 from .device_statements import Written
 from .segments import SegmentPhase
+from .short_loops import Short, shortened
 
 Item: TypeAlias = int
 """An instruction of a micro-batch: its place in the flow times the number of micro-batches, plus that of its own."""
 
 
 def statements(looped: Looped, flow: Flow, written: Sequence[Written]) -> list[Piece]:
-    """All statements of a device, in order."""
+    """All statements of a device in order, repeated ones in loops."""
     if looped.loop is None:
-        return [piece for own in written for piece in own.pieces]
-    return _Device(looped, looped.loop, flow, written).write()
+        return rolled([piece for own in written for piece in own.pieces])
+    device = _Device(looped, looped.loop, flow, written)
+    for short in (device.shortened(), device.whole):
+        pieces = device.write(short)
+        if pieces is not None:
+            found = restored(rolled(pieces, names=False))
+            if found is not None and sum(map(lines, found)) == device.size:
+                return over_names(found)
+    raise AssertionError("all micro-batches are written without leaving any out")
 
 
 class _Block(NamedTuple):
@@ -42,7 +50,7 @@ class _Block(NamedTuple):
 
 class _Device:
     def __init__(self, looped: Looped, loop: Loop, flow: Flow, written: Sequence[Written]) -> None:
-        self.loop, self.flow, self.written, self.count = loop, flow, written, loop.count
+        self.loop, self.flow, self.written = loop, flow, written
         steps = looped.program.steps[flow.device]
         self.micro = [looped.of[steps[place]] for place in flow.places]
         self.blocks: dict[int, _Block] = {}  # by place
@@ -54,19 +62,31 @@ class _Device:
             elif own.step is not None and own.pieces:
                 self.text[own.step] = number
         self.needed = [self._needed(place, needs) for place, needs in enumerate(self._needs())]
-        self.queue = self._order(looped)
+        self.whole = self._order(looped)
         self.lines = [[(own, _moving(own)) for own in map(_line, statement.pieces)] for statement in written]
-        self.pieces: list[Piece] = []
-        self.numbers = [Number("m", micro) for micro in range(loop.count)]
         self._check()
 
-    def _order(self, looped: Looped) -> deque[Item]:
+    def _order(self, looped: Looped) -> Short:
         """The device's instructions with statements in the order of all micro-batches."""
         at, place = looped.instructions(self.flow.device)
         own = np.argsort(self.flow.places)[place]  # places of the flow
         has = np.zeros(len(self.flow.places), dtype=bool)
         has[[*self.blocks, *self.text]] = True
-        return deque((own * self.count + looped.micros[at])[has[own]].tolist())
+        return Short(own[has[own]], looped.micros[at][has[own]], self.loop.count)
+
+    def shortened(self) -> Short:
+        """The same without most repetitions."""
+        between = [micro == 1 and (at in self.blocks or at in self.text) for at, micro in enumerate(self.micro)]
+        return shortened(self.whole.own, self.whole.micros, self.loop.count, np.array(between, dtype=bool))
+
+    @property
+    def size(self) -> int:
+        """How many statements there are for all micro-batches."""
+        micros = map(self._micro, self.written)
+        return sum(
+            len(lines) * (1 if micro is None else len(self.loop.stands_for(micro)))
+            for lines, micro in zip(self.lines, micros, strict=True)
+        )
 
     def _needs(self) -> list[frozenset[int]]:
         """By place, what an instruction needs that has statements: of a sum that autograd forms, what is added."""
@@ -76,15 +96,15 @@ class _Device:
             found.append(frozenset().union(*parts))
         return found
 
-    def _needed(self, place: int, needs: Iterable[int]) -> tuple[list[int], list[Item]]:
-        """What an instruction needs of its own micro-batch, whichever that is, and what of others."""
-        same, others = list[int](), list[Item]()
+    def _needed(self, place: int, needs: Iterable[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """What an instruction needs of its own micro-batch, whichever that is, and what of others in the template."""
+        same, others = list[int](), list[tuple[int, int]]()
         for other in needs:
             own = self.micro[other]
             if own is not None and own == self.micro[place]:
                 same.append(other)
             else:
-                others.append(other * self.count + (0 if own is None else self.loop.shown[own]))
+                others.append((other, own or 0))
         return same, others
 
     def _check(self) -> None:
@@ -102,19 +122,36 @@ class _Device:
             return None
         return self.micro[own.step.places[0] if isinstance(own.step, SegmentPhase) else own.step]
 
-    def write(self) -> list[Piece]:
+    def write(self, short: Short) -> list[Piece] | None:
+        """The statements for these micro-batches; None if it is not proved that they are those for all."""
+        self.count, self.late, self.since, self.shown = short.count, short.late, short.since, (0, 1, short.count - 1)
+        self.queue: deque[Item] = deque((short.own * short.count + short.micros).tolist())
+        self.other = [[other * self.count + self.shown[own] for other, own in more] for _, more in self.needed]
+        self.pieces: list[Piece] = []
+        self.put_off = 0  # items at the head of the queue that returned to it
+        clean, size = list[int](), len(self.queue)
         while self.queue:
-            place, micro = divmod(self.queue.popleft(), self.count)
+            if not self.put_off:
+                clean.append(size - len(self.queue))
+            place, micro = divmod(self._next(), self.count)
             if place in self.blocks:
                 self._block(self.blocks[place], place, micro)
             else:
                 self._single(place, micro)
-        self._add(len(self.written) - 1, 0, None)
-        return self.pieces
+        self._add(len(self.written) - 1, 0, (None, 0))
+        return self.pieces if short.proved(clean) else None
+
+    def _next(self) -> Item:
+        self.put_off = max(0, self.put_off - 1)
+        return self.queue.popleft()
 
     def _single(self, place: int, micro: int) -> None:
         if place in self.text:
-            self._add(self.text[place], micro, self.micro[place])
+            self._add(self.text[place], micro, self._shown(place, micro))
+
+    def _shown(self, place: int, micro: int) -> tuple[int | None, int]:
+        """The micro-batch of the template that stands for that of an instruction, and how many were left out before."""
+        return self.micro[place], self.late if micro >= self.since.get(place, self.count) else 0
 
     def _block(self, block: _Block, first: int, micro: int) -> None:
         """Collect a block. What lies in its way runs before it or returns to the queue."""
@@ -123,7 +160,7 @@ class _Device:
         deferred: dict[Item, None] = {}
         moving = False  # whether a transfer is deferred
         while left:
-            item = self.queue.popleft()
+            item = self._next()
             place, own = divmod(item, self.count)
             if place in block.places and own == micro:
                 if self._needs_any(place, own, deferred):
@@ -136,25 +173,28 @@ class _Device:
                 moving |= flow.transfers(place)
             else:
                 self._single(place, own)
-        self._add(block.number, micro, self.micro[first])
+        self._add(block.number, micro, self._shown(first, micro))
         self.queue.extendleft(reversed(deferred))
+        self.put_off += len(deferred)
 
     def _needs_any(self, place: int, micro: int, items: Container[Item]) -> bool:
         """True if the instruction of a micro-batch needs one of some items."""
-        same, others = self.needed[place]
-        for other in same:
+        for other in self.needed[place][0]:
             if other * self.count + micro in items:
                 return True
-        return any(other in items for other in others)
+        return any(other in items for other in self.other[place])
 
-    def _add(self, number: int, micro: int, shown: int | None) -> None:
-        """The statements of the template for a micro-batch, of which `shown` stands for it there."""
+    def _add(self, number: int, micro: int, of: tuple[int | None, int]) -> None:
+        """The statements of the template for a micro-batch; `of`: `_shown` of it."""
+        shown, late = of
 
         def settled(found: Number) -> Number:
-            if found.constant != shown and found.constant == 1:
+            if found.constant == shown:
+                return found._replace(role="m", constant=micro, late=late)
+            if found.constant == 1:
                 raise Irregular("a statement is of two micro-batches")
-            own = self.numbers[micro if found.constant == shown else self.loop.shown[found.constant]]
-            return own._replace(terms=found.terms, more=found.more) if found.terms or found.more else own
+            last = found.constant == 2
+            return found._replace(role="m", constant=self.shown[found.constant], late=self.late if last else 0)
 
         for own, moving in self.lines[number]:
             numbers = list(own.numbers)

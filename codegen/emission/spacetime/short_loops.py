@@ -1,0 +1,109 @@
+"""Fewer micro-batches in place of a loop's: a device repeats itself, and repetitions in the middle are left out.
+
+In the middle of a schedule the instructions of a device come again after some places, for later micro-batches. What is
+written for some of these repetitions is written for all: statements are made and rolled up for few micro-batches, and
+the loops over them get the turns that were left out. Numbers of what comes later say by how much they are too small
+(`Number.late`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ....formulation.spacetime.looped import Numbers
+
+KEPT = 4
+"""Repetitions that are kept before those left out, and after them."""
+
+LONGEST_SHIFT = 8
+"""Most micro-batches from one repetition to the next: interleaved stages take several in turn."""
+
+
+class Run(NamedTuple):
+    """Places in the order of a device whose instructions repeat: from `start` on, every `period`."""
+
+    start: int
+    period: int
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """The instructions of a device, some repetitions left out: what they are and, numbered anew, their micro-batches.
+
+    `count`: micro-batches that are left; `late`: how many are left out. `since`: by instruction that is repeated, the
+    micro-batch from which on they are. `runs`: the repetitions as far as they are kept before the others.
+    """
+
+    own: Numbers
+    micros: Numbers
+    count: int
+    late: int = 0
+    since: Mapping[int, int] = field(default_factory=dict)
+    runs: Sequence[Run] = ()
+
+    def proved(self, clean: Iterable[int]) -> bool:
+        """True if what is written repeats as the instructions do.
+
+        `clean`: the places before which nothing was put off. Between two of them in one run, a repetition apart, the
+        writing begins anew from equal instructions, as between the next two, which may have been left out.
+        """
+        found = {*clean}
+        return all(
+            any(x in found and x + period in found for x in range(start, start + (turns - 1) * period + 1))
+            for start, period, turns in self.runs
+        )
+
+
+def shortened(own: Numbers, micros: Numbers, count: int, repeated: Numbers) -> Short:
+    """The instructions `own` of a device for `micros`, without most repetitions.
+
+    `repeated`: by instruction, whether it stands for all micro-batches between the first and the last. Nothing is left
+    out unless all of these repeat.
+    """
+    for shift in range(1, LONGEST_SHIFT + 1):
+        runs = [run for run in _runs(own, micros, count, shift) if run.turns > 2 * KEPT]
+        inside = [np.unique(own[run.start : run.start + run.period]) for run in runs]
+        if inside and np.array_equal(np.sort(np.concatenate(inside)), np.flatnonzero(repeated)):
+            return _without(own, micros, count, (shift, runs), repeated)
+    return Short(own, micros, count)
+
+
+def _runs(own: Numbers, micros: Numbers, count: int, shift: int) -> Iterator[Run]:
+    """Where instructions come again for the micro-batches that are `shift` later, all after the same number."""
+    keys = own * count + micros
+    place = np.full(int(own.max(initial=0) + 1) * count + shift, -1, dtype=np.int64)
+    place[keys] = np.arange(len(keys))
+    after = np.where(micros + shift < count, place[keys + shift], -1) - np.arange(len(keys))
+    begins = np.concatenate(([0], 1 + np.flatnonzero(np.diff(after)), [len(after)]))
+    for start, stop in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
+        period = int(after[start]) if stop > start else 0
+        if period > 0:
+            yield Run(start, period, (stop - start) // period)
+
+
+def _without(own: Numbers, micros: Numbers, count: int, found: tuple[int, Sequence[Run]], repeated: Numbers) -> Short:
+    """The instructions without as many repetitions as all runs can spare."""
+    shift, runs = found
+    spared = min(run.turns for run in runs) - 2 * KEPT
+    late, kept, since, short = spared * shift, np.ones(len(own), dtype=bool), dict[int, int](), micros.copy()
+    for run in runs:
+        cut = run.start + KEPT * run.period
+        stop = cut + spared * run.period
+        kept[cut:stop] = False
+        inside = np.isin(own, own[run.start : run.start + run.period])
+        inside[:stop] = False
+        short[inside] -= late
+        for place in np.flatnonzero(inside).tolist()[::-1]:
+            since[int(own[place])] = int(short[place])
+    last = (micros == count - 1) & ~repeated[own]
+    short[last] -= late
+    since |= dict.fromkeys(own[last].tolist(), count - 1 - late)
+    where = np.cumsum(kept) - 1
+    return Short(
+        own[kept], short[kept], count - late, late, since, [Run(int(where[r.start]), r.period, KEPT) for r in runs]
+    )
