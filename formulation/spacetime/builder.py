@@ -1,7 +1,6 @@
 """Builds a materialized program: places instructions in the total order, after the registers they read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
@@ -32,6 +31,8 @@ Place: TypeAlias = tuple[int, int]
 BEFORE, WITH, AFTER = range(3)
 START: Place = (-1, AFTER)
 
+_Dims: TypeAlias = tuple[range, ...]
+
 Part: TypeAlias = tuple[Box, Register]
 """A register that holds the value, or an addend of it, in a box."""
 
@@ -48,7 +49,8 @@ class EventBuilder:
         self.events: list[tuple[Place, dict[int, Instruction]]] = []
         self.ready: dict[int, Place] = {}  # by number of the register
         self.shapes: dict[Register, tuple[int, ...]] = {}
-        self._dims: dict[int, list[range]] = {}
+        self._shapes: dict[int, tuple[_Dims, dict[Box, tuple[int, ...]]]] = {}  # by node: of its parts by box
+        self._alike: dict[_Dims, dict[Box, tuple[int, ...]]] = {}  # the same of nodes with equal dims
         self._runs: dict[int, dict[int, Instruction]] = {}  # by place
         self._moved: set[int] = set()  # numbers of the registers that collectives made, each for one reader
 
@@ -60,10 +62,14 @@ class EventBuilder:
         return made
 
     def _shape(self, node: int, box: Box) -> tuple[int, ...]:
-        if node not in self._dims:
-            atoms = self.graph.atoms[node]
-            self._dims[node] = [atoms.of_dim(dim) for dim in range(len(atoms.dims))]
-        return tuple(prod(box[atom][1] - box[atom][0] for atom in atoms) for atoms in self._dims[node])
+        if node not in self._shapes:
+            known = self.graph.atoms[node]
+            dims = tuple(known.of_dim(dim) for dim in range(len(known.dims)))
+            self._shapes[node] = dims, self._alike.setdefault(dims, {})
+        dims, found = self._shapes[node]
+        if box not in found:
+            found[box] = tuple(prod(box[atom][1] - box[atom][0] for atom in atoms) for atoms in dims)
+        return found[box]
 
     def after(self, registers: Sequence[Register], floor: Place) -> Place:
         """The first place, from `floor` on, at which all registers are ready."""
@@ -200,7 +206,7 @@ class EventBuilder:
         for step, (_, event) in enumerate(events):
             for device, instruction in event.items():
                 if isinstance(instruction, Transfer):
-                    instruction = replace(instruction, key=step)
+                    instruction.key = step
                 devices[device].append(instruction)
                 steps[device].append(step)
         places = tuple(place for place, _ in events)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from .mask import ALL, Box, Mask
+from .mask import ALL, Box, Mask, PTensor, VTensor
 from .materialized import (
     Accumulate,
     Add,
@@ -43,11 +43,11 @@ def likeness(program: Materialized, micro: Mapping[Register, int | None]) -> lis
 
     Transfers between them are not compared.
     """
-    kinds: dict[object, _Kind] = {}
+    shared = _Shared()
     numbers: dict[Hashable, int] = {}  # those of instructions, as they are compared with each other
 
     def key(own: Sequence[Instruction]) -> Hashable:
-        return tuple([numbers.setdefault(one, len(numbers)) for one in _Rank(own, program, micro, kinds).compared()])
+        return tuple([numbers.setdefault(one, len(numbers)) for one in _Rank(own, program, micro, shared).compared()])
 
     return numbered(map(key, program.devices))
 
@@ -93,6 +93,28 @@ class _Kind(NamedTuple):
     even: bool
 
 
+class _Shared:
+    """What is found once for all ranks.
+
+    `kinds`: by node and cuts; `masks`: by id, a number that equal masks share, that of their box, and what equal ranks
+    have alike of it.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[object, _Kind] = {}
+        self._masks: dict[int, tuple[int, int, Hashable]] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def mask(self, mask: Mask) -> tuple[int, int, Hashable]:
+        found = self._masks.get(id(mask))
+        if found is None:
+            number, box = (self._numbers.setdefault(key, len(self._numbers)) for key in (mask, mask.box))
+            start, stop = mask.addends
+            alike = mask.sizes, None if mask.addends is ALL else stop - start
+            found = self._masks[id(mask)] = number, box, alike
+        return found
+
+
 class _Rank:
     """What a rank does, without what may differ between equal ranks.
 
@@ -104,14 +126,15 @@ class _Rank:
         instructions: Sequence[Instruction],
         program: Materialized,
         micro: Mapping[Register, int | None],
-        kinds: dict[object, _Kind],
+        shared: _Shared,
     ) -> None:
-        self.instructions, self.micro, self.kinds = instructions, micro, kinds
+        self.instructions, self.micro, self.shared = instructions, micro, shared
         self.writes = program.tasks.writes
         self.registers: dict[Register, int] = {}
         self.ops: dict[Op, int] = {}
         self.groups: dict[tuple[str, int], int] = {}
-        self.parts: dict[object, int] = {}
+        self.parts: dict[tuple[PTensor, int], int] = {}
+        self.written: dict[VTensor, int] = {}
         self.origin: dict[int, Box] = {}  # by parameter: the first box that is kept here
         self.numbers: dict[tuple[str, int, int], set[int]] = {}
         for own in dict.fromkeys(i.op.forward or i.op for i in instructions if isinstance(i, Run)):
@@ -123,7 +146,7 @@ class _Rank:
         return map(self._instruction, self.instructions)
 
     def _instruction(self, instruction: Instruction) -> Hashable:
-        kind, read = type(instruction), tuple(map(self._register, reads(instruction)))
+        kind, read = type(instruction), tuple([self._register(register) for register in reads(instruction)])
         match instruction:
             case Run(op, _, writes):
                 return self._op(op), read, tuple(None if w is None else self._register(w) for w in writes)
@@ -155,16 +178,14 @@ class _Rank:
         part = self._part(register.tensor, register.mask)
         return register.tensor, register.via, part, self.micro.get(register)
 
-    def _part(self, of: object, mask: Mask) -> Hashable:
+    def _part(self, of: PTensor, mask: Mask) -> Hashable:
         """The number of a part of a tensor; at first with its sizes."""
-        key = of, mask
-        known = self.parts.get(key)
+        number, box, alike = self.shared.mask(mask)
+        known = self.parts.get((of, number))
         if known is not None:
             return known
-        self.parts[key] = len(self.parts)
-        boxes = self.parts.setdefault((of, mask.box), len(self.parts))
-        start, stop = mask.addends
-        return mask.sizes, None if mask.addends is ALL else stop - start, boxes
+        self.parts[of, number] = len(self.parts)
+        return alike, self.parts.setdefault((of, box), len(self.parts))
 
     def _op(self, op: Op) -> Hashable:
         own = op.forward or op
@@ -172,9 +193,9 @@ class _Rank:
             return self.ops[own], op.phase, self._written(op)
         self.ops[own] = len(self.ops)
         rows = op.node, tuple((cut.row, cut.parts) for cut in own.cuts)
-        known = self.kinds.get(rows)
+        known = self.shared.kinds.get(rows)
         if known is None:
-            known = self.kinds[rows] = _Kind(len(self.kinds), own.even)
+            known = self.shared.kinds[rows] = _Kind(len(self.shared.kinds), own.even)
         kind = known.number
         cuts = tuple(
             (cut.label, cut.of, self._cut_number(label, count, cut.parts, cut.number))
@@ -196,7 +217,15 @@ class _Rank:
         return number if len(self.numbers.get((label, count, parts), (0, 0))) > 1 else None
 
     def _written(self, op: Op) -> Hashable:
-        return tuple((w.tensor, w.via, self._part(w.tensor, w.mask)) for w in self.writes[op])
+        return tuple([self._vtensor(w) for w in self.writes[op]])
+
+    def _vtensor(self, written: VTensor) -> Hashable:
+        """The number of a vTensor; at first with what it is."""
+        known = self.written.get(written)
+        if known is not None:
+            return known
+        self.written[written] = len(self.written)
+        return written.tensor, written.via, self._part(written.tensor, written.mask)
 
 
 def _relative(box: Box, to: Box) -> Box:

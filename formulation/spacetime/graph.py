@@ -23,7 +23,7 @@ from ..strategies.row import Row
 from ..substitution.op_trans import row_rule
 from ..substitution.rule import Rule
 from .listing import COLUMNS, listing, table
-from .mask import VALUE, Mask, PTensor
+from .mask import VALUE, Mask, PTensor, VTensor
 from .names import BATCH, batch_of, pattern
 from .op import Cut, Op, Phase, differentiable
 from .site import Site
@@ -95,6 +95,7 @@ class Graph:
         self._named: dict[Dim, frozenset[int]] = {}
         self._derived: dict[tuple[int, Phase], Op] = {}
         self._masks: dict[object, dict[tuple[int | None, bool], Mask]] = {}
+        self._parts: dict[tuple[PTensor, Mask, tuple[int, int] | None], VTensor] = {}
         self._forward = {i: [Op(self, i, Phase.FORWARD)] for i, n in enumerate(pcg.nodes) if n.op not in SOURCES}
         self._updates = {i: [Op(self, i, Phase.UPDATE)] for i in pcg.of("parameter") if pcg.nodes[i].gradient}
 
@@ -282,6 +283,14 @@ class Graph:
         """
         sizes = tuple(self.atoms[i].dims for i in (*self.pcg.nodes[node].inputs, node))
         return self._masks.setdefault((sizes, cuts), {})
+
+    def part(self, tensor: PTensor, mask: Mask, via: tuple[int, int] | None = None) -> VTensor:
+        """The vTensor of a part, always the same object."""
+        key = tensor, mask, via
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = VTensor(tensor, mask, via)
+        return found
 
     def prove(self, node: int, row: Row, label: str) -> None:
         """Raise PartitaError, with the reason, unless a user-defined row is proved."""

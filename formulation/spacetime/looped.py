@@ -395,8 +395,8 @@ class _Pace:
             if any(found != list(range(self.loop.count)) for found in micros.values()):
                 raise Irregular(f"device {number} does not run its micro-batches in the order of their numbers")
 
-    def _outer(self, tasks: Sequence[int]) -> _Outer:
-        """What a slot needs of others."""
+    def _outer(self, tasks: Sequence[int]) -> tuple[_Outer, _Outer]:
+        """What a slot needs of others, and the same without what runs before all micro-batches."""
         inside = set(tasks)
         found = dict.fromkeys(
             (*need, device(self.tasks[before]) != device(self.tasks[at]))
@@ -405,7 +405,9 @@ class _Pace:
             if before not in inside
         )
         rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
-        return _Outer(rows, own.astype(bool), across.astype(bool))
+        later = ~np.isin(rows, [self.family[at] for at in self.once[0]])
+        every = _Outer(rows, own.astype(bool), across.astype(bool))
+        return every, _Outer(every.rows[later], every.own[later], every.across[later])
 
     def _column(self, at: int, before: int) -> bool:
         """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
@@ -419,6 +421,7 @@ class _Pace:
         self.known: dict[object, tuple[NDArray[np.int64], list[int]]] = {}
         for at in self.once[0]:
             self._once(at)
+        self.begun = max(self.free)  # when all that runs before has ended
         heads, moved = [0] * len(self.orders), True
         while moved:
             moved = False
@@ -440,13 +443,14 @@ class _Pace:
     def _slot(self, key: Key, micro: int) -> bool:
         """Run a slot if what it needs has run."""
         number = self.loop.number(micro)
-        tasks, here, outer = self.slots[key, number], self.devices[key], self.outer[key, number]
+        tasks, here = self.slots[key, number], self.devices[key]
+        base = min(self.free[d] for d in here) // UNIT * UNIT
+        outer = self.outer[key, number][base >= self.begun]
         before = self.ends[outer.rows, np.where(outer.own, micro, 0)]
         if before.size and before.min() < 0:
             return False
-        base = min(self.free[d] for d in here) // UNIT * UNIT
         across = np.maximum(before[outer.across] - base, -1)
-        state = key, number, tuple(self.free[d] - base for d in here), across.tobytes()
+        state = key, number, base >= self.begun, tuple(self.free[d] - base for d in here), across.tobytes()
         rows = self.rows[key, number]
         if state not in self.known:
             for at in tasks:

@@ -139,7 +139,7 @@ class PTensor(NamedTuple):
     node: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # they are looked up often: equal ones of a graph are one object (`Graph.part`)
 class VTensor:
     """The part of a pTensor that one operator reads or writes.
 
@@ -149,10 +149,3 @@ class VTensor:
     tensor: PTensor
     mask: Mask
     via: tuple[int, int] | None = None
-    _hash: int = field(init=False, compare=False, repr=False)  # kept, since it is looked up often
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.tensor, self.mask, self.via)))
-
-    def __hash__(self) -> int:
-        return self._hash

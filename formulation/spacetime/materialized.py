@@ -15,7 +15,7 @@ from .op import Op
 from .tasks import Tasks, Via
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # of these and of instructions there are many, and frozen ones take longer to make
 class Register:
     """A tensor on a device: a part of a pTensor. `number` is unique within a program."""
 
@@ -25,11 +25,8 @@ class Register:
     mask: Mask
     via: Via = None
 
-    def __hash__(self) -> int:
-        return self.number
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """A task. `reads`: a register for every vTensor of `op.reads`, then the parameters that backward fetches again
     (`tasks.reads_of`), identified by pTensor and mask. `writes`: a register for every vTensor of `op.writes`, None if
@@ -42,14 +39,14 @@ class Run:
     meeting: Meeting | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Zeros:
     """`target` is zero: another reader takes the addends."""
 
     target: Register
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Slice:
     """`target` is the part of `source` given by its mask."""
 
@@ -57,7 +54,7 @@ class Slice:
     source: Register
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Join:
     """`target` is the concatenation of `sources`, whose boxes tile its box (a grid over its atoms)."""
 
@@ -65,7 +62,7 @@ class Join:
     sources: tuple[Register, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Add:
     """`target` is the sum of `sources`, which have its box."""
 
@@ -73,7 +70,7 @@ class Add:
     sources: tuple[Register, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Accumulate:
     """`source` is added to `total` in place; the first time (`first`) `total` is `source` itself.
 
@@ -85,7 +82,7 @@ class Accumulate:
     first: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Collective:
     """One device's share of a collective of `group` (ordered ranks).
 
@@ -104,7 +101,7 @@ class Collective:
     cuts: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Send:
     """Send `source` to the device `to`."""
 
@@ -113,7 +110,7 @@ class Send:
     to: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Receive:
     """Receive `target` from the device `of`."""
 

@@ -282,19 +282,19 @@ class Op:
         pcg, nodes = self.graph.pcg, self.graph.pcg.nodes
         if self.phase in (Phase.FORWARD, Phase.RECOMPUTE):
             return tuple(
-                VTensor(PTensor(self._source(source), source), self.mask(p))
+                self.graph.part(PTensor(self._source(source), source), self.mask(p))
                 for p, source in enumerate(nodes[self.node].inputs)
                 if nodes[source].op not in ("input", "buffer")
             )
         if self.phase in (Phase.BACKWARD, Phase.WEIGHT):
             if self.node == pcg.loss:
                 return ()
-            return (VTensor(PTensor(GRADIENT, self.node), self.mask(None, gradient=True)),)
+            return (self.graph.part(PTensor(GRADIENT, self.node), self.mask(None, gradient=True)),)
         if self.phase is Phase.UPDATE:
             mask = self.mask(None)
-            return VTensor(PTensor(GRADIENT, self.node), mask), VTensor(PTensor(VALUE, self.node), mask)
+            return self.graph.part(PTensor(GRADIENT, self.node), mask), self.graph.part(PTensor(VALUE, self.node), mask)
         if self.phase is Phase.KEEP:
-            return (VTensor(PTensor(UPDATED, self.node), self.mask(None)),)
+            return (self.graph.part(PTensor(UPDATED, self.node), self.mask(None)),)
         return ()
 
     def _source(self, node: int) -> str:
@@ -310,16 +310,16 @@ class Op:
         """Output vTensors."""
         nodes = self.graph.pcg.nodes
         if self.phase in (Phase.FORWARD, Phase.STORE):
-            return (VTensor(PTensor(VALUE, self.node), self.mask(None)),)
+            return (self.graph.part(PTensor(VALUE, self.node), self.mask(None)),)
         if self.phase is Phase.RECOMPUTE:
-            return (VTensor(PTensor(RECOMPUTED, self.node), self.mask(None)),)
+            return (self.graph.part(PTensor(RECOMPUTED, self.node), self.mask(None)),)
         if self.phase is Phase.UPDATE:
-            return (VTensor(PTensor(UPDATED, self.node), self.mask(None)),)
+            return (self.graph.part(PTensor(UPDATED, self.node), self.mask(None)),)
         if self.phase not in (Phase.BACKWARD, Phase.WEIGHT):
             return ()
         split = self.forward is not None and self.forward.split
         return tuple(
-            VTensor(PTensor(GRADIENT, source), self.mask(p, gradient=True), (self.node, p))
+            self.graph.part(PTensor(GRADIENT, source), self.mask(p, gradient=True), (self.node, p))
             for p, source in enumerate(nodes[self.node].inputs)
             if nodes[source].gradient
             and (not split or (nodes[source].op == "parameter") == (self.phase is Phase.WEIGHT))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TypeAlias
 
 from .names import BATCH
-from .op import Phase
+from .op import Op, Phase
 from .tasks import Tasks
 from .transformation import splits
 
@@ -47,7 +47,12 @@ def _times(tasks: Tasks) -> list[tuple[int, ...]]:
     samples = tasks.graph.dimension(BATCH)
     batches: set[Label] = set()
     depth: dict[Label, int] = {}
+    at = dict[Op, int]()
     for op in tasks.ops:
+        at[op] = len(numbers)
+        if op.phase is Phase.BACKWARD and op.forward is not None:  # all parts of a node have one, with the same cuts
+            numbers.append(numbers[at[op.forward]])
+            continue
         own = {label: cut.number for label, cut in op.labels.items()}
         numbers.append([])
         for place, (label, number) in enumerate(own.items()):

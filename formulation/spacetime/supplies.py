@@ -111,6 +111,10 @@ class Written:
             self._places[term] = {device: self.at[op] for device, op in self._writers[term].items()}
         return self._places[term]
 
+    def first(self, term: VTensor) -> int:
+        """The place of the first of all writers of a term, whose devices are in their order."""
+        return self.at[next(iter(self._writers[term].values()))]
+
     def register(self, term: VTensor, on: int) -> Register:
         """The register of a term on a device."""
         op = self._writers[term][on]
@@ -229,10 +233,9 @@ def supplies(demands: Sequence[Demand], written: Written) -> list[Supply]:
     for demand in demands:
         for term, boxes in demand.terms.items():
             takers[term][demand] = boxes
-    places = {term: written.places(term) for term in takers}
     found: dict[object, Supply] = {}
-    for term in sorted(takers, key=lambda term: min(places[term].values())):
-        at, wanted = places[term], takers[term]
+    for term in sorted(takers, key=written.first):
+        at, wanted = written.places(term), takers[term]
         local = frozenset(q for q in wanted if at.get(q.device, q.at) < q.at)
         latest = min((q.at for q in wanted if q not in local), default=-1)
         holders = tuple(sorted(device for device, place in at.items() if place < latest))

@@ -51,8 +51,8 @@ class Need:
 class Tasks:
     """All tasks of a plan with needs and orders. `problems`: why it cannot run; needs are then incomplete.
 
-    `reads` and `writes`: the vTensors of every task (`reads_of`, `Op.writes`); equal ones are one object. `meetings`:
-    by task that exchanges data while it runs, those with which it does.
+    `reads` and `writes`: the vTensors of every task (`reads_of`, `Op.writes`). `meetings`: by task that exchanges data
+    while it runs, those with which it does.
     """
 
     graph: Graph
@@ -97,9 +97,8 @@ def tasks(graph: Graph) -> Tasks:
     meeting, unmet = meetings(computing) if not problems else ({}, [])
     problems += unmet
     needs: list[Need] = []
-    known: dict[VTensor, VTensor] = {}  # they are compared often
-    reads = {op: tuple(known.setdefault(read, read) for read in own) for op, own in reads_of(ops).items()}
-    writes = {op: tuple(known.setdefault(written, written) for written in op.writes) for op in ops}
+    reads = reads_of(ops)
+    writes = {op: op.writes for op in ops}
     if not problems:
         needs, problems = _needs(_Writers(graph.pcg, writes, reached), reads)
     orders = tuple(map(_current, graph.orders))
@@ -168,6 +167,9 @@ def _apart(boxes: Iterable[Box]) -> list[Box]:
 def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tuple[list[Op], list[str]]:
     """The updates of the plan; an unassigned one runs at every store of its parameter. Also returns problems."""
     updates, problems = [], []
+    kept: dict[int, list[Op]] = defaultdict(list)
+    for store in stores:
+        kept[store.node].append(store)
     for op in graph.optimizer:
         if op.node not in reached:
             continue
@@ -176,7 +178,7 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
         elif op.cuts:
             problems.append(_unassigned(op))
         else:
-            updates += [_with_region(Op(graph, op.node, Phase.UPDATE), s) for s in stores if s.node == op.node]
+            updates += [_with_region(Op(graph, op.node, Phase.UPDATE), store) for store in kept[op.node]]
     return updates, problems
 
 
@@ -262,7 +264,7 @@ def _weights_again(
     for operand, source in saved[op.node]:
         mask = op.mask(operand)
         if mask.partial or not any(within(mask.box, box) for box in stored[source, op.device]):
-            yield VTensor(PTensor(VALUE, source), mask)
+            yield op.graph.part(PTensor(VALUE, source), mask)
 
 
 class _Writers:

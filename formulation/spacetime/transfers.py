@@ -67,10 +67,9 @@ class Transfers:
             if len(demand.terms) > 1 or not demand.terms:
                 return False
             ((term, boxes),) = demand.terms.items()
-            places = self.written.places(term)
-            if places.get(demand.device, demand.at) >= demand.at:
+            if self.written.places(term).get(demand.device, demand.at) >= demand.at:
                 return False
-            homes.append((min(places.values()), demand, term, boxes))
+            homes.append((self.written.first(term), demand, term, boxes))
         for _, demand, term, boxes in sorted(homes, key=lambda home: home[0]):
             demand.parts += [(box, self.written.register(term, demand.device)) for box in boxes]
         return True

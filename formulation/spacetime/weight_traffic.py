@@ -51,12 +51,9 @@ class WeightTraffic:
             for i in segment.nodes
             if not known.constant[i]
         }
-        self._windows: list[dict[int, Window | None]] = [self._of_device(own) for own in program.devices]
-        self._first: dict[tuple[int, int], int] = {}  # by device and weight, the operator that reads it first
-        for device, own in enumerate(program.devices):
-            for op in (i.op for i in own if isinstance(i, Run)):
-                for node in filter(self._weight, op.of.inputs):
-                    self._first[device, node] = min(op.node, self._first.get((device, node), op.node))
+        self._devices = program.devices
+        self._windows: dict[int, dict[int, Window | None]] = {}  # by device that was asked for, as are the next
+        self._first: dict[int, dict[int, int]] = {}  # by weight, the operator that reads it first
 
     def _weight(self, node: int) -> bool:
         return self.pcg.nodes[node].op == "parameter"
@@ -72,6 +69,8 @@ class WeightTraffic:
 
     def window(self, device: int, place: int) -> Window | None:
         """The window that an instruction is in."""
+        if device not in self._windows:
+            self._windows[device] = self._of_device(self._devices[device])
         return self._windows[device].get(place)
 
     def _of_device(self, instructions: Sequence[Instruction]) -> dict[int, Window | None]:
@@ -127,7 +126,7 @@ class WeightTraffic:
             return 0
         again = {register.tensor for register in run.reads} if op.phase is Phase.BACKWARD else set[PTensor]()
         for operand, node in enumerate(op.of.inputs):
-            if not self._weight(node) or self._first[device, node] != op.node or node in op.of.inputs[:operand]:
+            if not self._weight(node) or self._reader(device, node) != op.node or node in op.of.inputs[:operand]:
                 continue
             kept = self._kept(op.mask(operand).box, self.messages.stored[node, device])
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:
@@ -135,6 +134,15 @@ class WeightTraffic:
             if any(written.tensor == PTensor(GRADIENT, node) for written in op.writes):
                 total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept)
         return total
+
+    def _reader(self, device: int, weight: int) -> int:
+        """The operator that reads a weight first on a device."""
+        if device not in self._first:
+            found = self._first[device] = dict[int, int]()
+            for op in (i.op for i in self._devices[device] if isinstance(i, Run)):
+                for node in filter(self._weight, op.of.inputs):
+                    found[node] = min(op.node, found.get(node, op.node))
+        return self._first[device][weight]
 
     def _cast_ns(self, node: int, numel: int) -> int:
         precision = self.prices.precision

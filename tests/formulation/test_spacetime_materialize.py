@@ -592,4 +592,5 @@ def test_any_plan_reads_what_it_should() -> None:
 
 def test_a_plan_has_one_program() -> None:
     completed = validate(tasks(whatever(net(1), random.Random(7))))
-    assert materialize(completed, MACHINES[2]) == materialize(completed, MACHINES[2])
+    one, other = (materialize(completed, MACHINES[2]) for _ in range(2))
+    assert repr((one.devices, one.steps)) == repr((other.devices, other.steps))
