@@ -268,7 +268,7 @@ class SearchSpace:
 
     @property
     def free(self) -> SearchSpace:
-        """Every plan of the captured graph that a search has if no option is given."""
+        """Every plan of the captured graph that a search has if no option is given, but for interlaced pipelines."""
         return SearchSpace(offload=self.offload or None, schedule=ONE_F_ONE_B.name)
 
     @property

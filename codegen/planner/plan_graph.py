@@ -67,7 +67,8 @@ def plan_variant(
         whole = problem_of(graph, machine, training, space.free)
         return whole, pipeline_space(whole, space.free)
 
-    narrowed = cutoff is None and replace(space, rules=(), saturation=space.free.saturation) != space.free
+    alone = cutoff is None and not variant.added  # else what is planned freely was searched before
+    narrowed = alone and replace(space, rules=(), saturation=space.free.saturation) != space.free
     result = run_search(problem, among, backend, limits, budget, tell=context.tell, freed=freed if narrowed else None)
     problem, found = result.problem, result.found
     ended = time.monotonic()

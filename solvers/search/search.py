@@ -357,7 +357,7 @@ class _Search:
         least = parts.beside
         for share in shares(self.pipeline.problem, own, self.solver):
             known = candidate.state.known.with_less_room(share.bytes - least.bytes)
-            state = replace(candidate.state.copy(), known=known, tried={}, bounded=set())
+            state = replace(candidate.state.uncounted(), known=known, tried={}, bounded=set())
             made = replace(own, beside=(share.ns, share.bytes))
             raise_bound(self._parts(made), made, state)
             self.divided.append(
@@ -609,7 +609,8 @@ def _advance(task: _Task) -> tuple[Proved, Stages | None]:
         problem = task.pipeline.problem
         solved = _decoded(parts, stages)
         exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
-        assert exact is None or exact >= stages.objective or problem.pcg.alternatives, (exact, stages.objective)
+        may_be_less = problem.pcg.alternatives or configuration != configuration.whole  # or stages leave a larger share
+        assert exact is None or exact >= stages.objective or may_be_less, (exact, stages.objective)
         stages = None if exact is None else replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - kept
     state.seconds += time.monotonic() - began

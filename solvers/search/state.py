@@ -83,6 +83,10 @@ class Proved:
             prices_of={**self.prices_of},
         )
 
+    def uncounted(self) -> Proved:
+        """An independent copy without the work that led to it, which counts once."""
+        return replace(self.copy(), solved=0, kept=0, refused=0, seconds=0.0, solving=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Stages:
