@@ -218,3 +218,15 @@ def test_models_whose_slots_cannot_be_ordered_are_refused(model: type[nn.Module]
         partita.optimize(
             model(), examples(), machine(4), schedule="interlaced", stages=4, micro_batches=4, workers=1, cache="none"
         )
+
+
+def test_stages_that_leave_a_larger_share_are_a_plan_too() -> None:
+    """With the larger share the step is less than the bound of the share in which the stages were sought."""
+    torch.manual_seed(0)
+    model = Tied()
+    model.table = nn.Embedding(2 * WORDS, 2 * WIDTH)
+    model.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4))
+    options = {"stages": 2, "micro_batches": 4, "recompute": "none", "offload": False, "gap": 0.05}
+    plan = partita.optimize(model, examples(), machine(4, 200), workers=1, cache="none", **options)  # type: ignore[arg-type]
+    assert plan.schedule.name == "interlaced"
+    assert plan.report["bound_ns"] <= plan.report["objective_ns"] == step_on(plan, plan.machine)
