@@ -125,7 +125,7 @@ def _check(plan: Plan) -> None:
     if plan.shared is not None:
         raise PartitaError(
             f"schedule {plan.schedule.name!r}: all devices compute the look-ups and the loss together, between their "
-            "stages, which no module of a loop can do: train the emitted program"
+            "stages, which no module of a loop can do: train the emitted program, or plan with schedule='1f1b'"
         )
     if plan.dtype == "mixed-float16" or precision(plan.dtype).copied:
         raise PartitaError(

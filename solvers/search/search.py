@@ -393,7 +393,8 @@ class _Search:
         """
         if self.best is not None:
             return self._dive_deeper()
-        if self.has_pipelines and self.limits.cutoff is not None:  # there is a cost to compare with
+        interlaced = self.has_pipelines and self.pipeline.problem.interlaced is not None
+        if interlaced and self.limits.cutoff is not None:  # most often nothing is below it
             return None
         for _, candidate in sorted(self.plainest[0].items()) if self.plainest else ():
             merged = self.merged.get(candidate.size)
