@@ -141,7 +141,7 @@ class _Descent:
 
     def _fits(self, use: Floats, extras: dict[int, Floats]) -> Bools:
         """[options]: whether the uses, with the largest transient use, are within the capacities."""
-        if extras or self.extras:
+        if len(self.capacities) and (extras or self.extras):
             rest = max((need for z, need in self.extras.items() if z not in extras), default=0.0)
             largest = np.full(len(use), rest)
             for own in extras.values():

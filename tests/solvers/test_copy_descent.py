@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partita.formulation.network.network import Network, Variable, Window, evaluate
+from partita.formulation.network.checks import check_network
+from partita.formulation.network.network import Network, Switch, Variable, Window, evaluate
 from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_descent import offer_descended
 from partita.solvers.elimination.order import compile_network
@@ -69,6 +70,19 @@ def test_no_change_takes_too_much_memory() -> None:
     search = Search(network, Limits(), "test")
     offer_descended(compile_network(network), (0,) * 10, search)
     assert search.objective == 18 and sum(search.assignment or ()) == 4
+
+
+def test_transient_use_that_no_capacity_counts_is_left_out() -> None:
+    none = np.zeros((2, 0), np.int64)
+    costs, extra = np.array([[3, 0], [4, 5]], np.int64), np.array([[0, 2], [1, 0]], np.int64)
+    variables = Variable("x", costs[0], none), Variable("mode", np.zeros(2, np.int64), none)
+    window = Window({0: np.array([[[1, 2]] * 2, [[0, 0]] * 2], np.int64)}, {})
+    network = Network(variables, switches=(Switch(1, {0: (costs, None, extra)}, {}),), windows=(window,))
+    check_network(network)
+    search = Search(network, Limits(), "test")
+    assert offer_descended(compile_network(network), (0, 1), search) is not None
+    assert search.objective == 2  # of traffic alone, in the first mode
+    assert solver("auto").solve(network, Limits(quick=True, gap=0.1)).objective == 2
 
 
 def test_a_first_plan_is_balanced() -> None:
