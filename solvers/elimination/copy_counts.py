@@ -122,7 +122,7 @@ class _Counting:
             price, upper = self._dearest(fewest)
             if upper - fewest.bound <= self.close:
                 break
-            known = next((cut for cut in self.cuts if np.allclose(cut.copies.price, price, rtol=1e-3)), None)
+            known = next((cut for cut in self.cuts if np.allclose(cut.copies.price, price, rtol=1e-3, atol=0)), None)
             if known is None and len(self.cuts) < _PRICES:
                 known = self._add(price)
             if known is None or not self._raise(known, fewest):
@@ -217,7 +217,7 @@ class _Counting:
         )
         if answer.x is None:
             return prices[0], -inf
-        price: Floats = answer.x[len(many) :] * high
+        price: Floats = np.maximum(answer.x[len(many) :], 0.0) * high
         return price, -float(np.dot(answer.x, slope)) * scale
 
     def _lines(self, fewest: _Fewest) -> list[list[tuple[float, Floats]]]:
@@ -289,7 +289,7 @@ class _Counting:
         scale = unit_of(program)
         for _ in range(_CYCLES):
             outcome = near_best(linear(program, scale, whole=True), _GAP, _NODES, min(self.search.left, _SECONDS))
-            if outcome.point is None:
+            if outcome.point is None or outcome.bound == -inf:  # points are found before the first bound
                 return None
             value = np.round(outcome.point).astype(np.int64).tolist().__getitem__
             if not program.cut_cycles(value):
