@@ -103,7 +103,8 @@ def found(
 ) -> Network:
     """A small network with windows; `kind` 0 has no switches, 2 transient use; in half of them memory binds."""
     rng = np.random.default_rng(seed)
-    kind = int(rng.integers(3)) if kind is None else kind
+    if kind is None:  # not from `seed` alone: `make_network` draws its number of capacities so
+        kind = int(np.random.default_rng((seed, 1)).integers(3))
     network = make_network(seed)
     network = windowed(switched(network, seed, kind == 2) if kind else network, seed)
     assume(network.windows and prod(len(v.cost) for v in network.variables) <= 2000)
