@@ -55,9 +55,10 @@ def test_a_right_transformation_cuts_as_the_derived_one_does(
 ) -> None:
     ours, theirs = Graph(network(), prover), Graph(network())
     for mine, other in zip(op_trans(operators(ours)[name], own), op_trans(operators(theirs)[name], like), strict=True):
-        assert mine.reads == other.reads and mine.writes == other.writes
+        assert repr((mine.reads, mine.writes)) == repr((other.reads, other.writes))
         assert mine.backward is not None and other.backward is not None
-        assert mine.backward.reads == other.backward.reads and mine.backward.writes == other.backward.writes
+        own_backward, derived = mine.backward, other.backward
+        assert repr((own_backward.reads, own_backward.writes)) == repr((derived.reads, derived.writes))
 
 
 def test_a_plan_of_ones_own_is_valid() -> None:
