@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from .errors import PartitaError
@@ -68,7 +69,7 @@ def parse_axes(option: str, text: str) -> tuple[int, ...]:
 
 def check_count(option: str, count: int | None, limit: int = MAX_COUNT) -> None:
     """PartitaError unless `count` is None or a whole number from 1 to `limit`."""
-    if count is not None and not 1 <= count <= limit:
+    if count is not None and not (isinstance(count, Integral) and 1 <= count <= limit):
         raise PartitaError(f"{option} {count}: a whole number from 1 to {limit} is needed")
 
 

@@ -85,6 +85,7 @@ def test_accepted(value: type, given: dict[str, Any]) -> None:
         (lambda: Training(8, optimizer="lion"), "sgd, adam, adamw"),
         (lambda: Training(8, statistics="rank"), "batch, micro-batch, local"),
         (lambda: SearchSpace(micro_batches=0), "--micro-batches 0"),
+        (lambda: SearchSpace(micro_batches="auto"), "--micro-batches auto: a whole number"),  # type: ignore[arg-type]
         (lambda: SearchSpace(micro_batches=4).counts(6), "does not divide"),
         (lambda: parse_mesh("2x2x2x2"), "1 to 3 sizes"),
         (lambda: SearchSpace(mesh=(8, 1)), "splits nothing"),
