@@ -61,6 +61,11 @@ class Circuit:
     def bucket(self, slot: int) -> Bucket:
         return self.buckets[slot - len(self.factors)]
 
+    def places(self, variables: Iterable[int], options: Iterable[int]) -> tuple[int, ...]:
+        """Where options of variables are among those that are left."""
+        kept = (self.kept[self.domain[v]] for v in variables)
+        return tuple(int(np.searchsorted(own, option)) for own, option in zip(kept, options, strict=True))
+
     @property
     def entries(self) -> int:
         """The number of entries of factors that are not forbidden, equal copies counted once."""

@@ -15,7 +15,7 @@ these, copies are also solved in each of their modes, at two prices.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, fsum, inf
 from typing import TypeAlias
@@ -229,9 +229,8 @@ class CopyCosts:
 
     def _place(self, c: int, i: int, assignment: tuple[int, ...]) -> _Place:
         """The entry of copy i of a chain."""
-        circuit = self.circuit
-        around = circuit.network.chains[c].around(i)
-        ends = tuple(int(np.searchsorted(circuit.kept[circuit.domain[v]], assignment[v])) for v in around)
+        around = self.circuit.network.chains[c].around(i)
+        ends = self.circuit.places(around, (assignment[v] for v in around))
         return c, (int(np.argmin([table[ends] for table in self.tables[c]])), *ends)
 
     def _solved(self) -> tuple[Circuit, Tables]:
@@ -350,11 +349,8 @@ class CopyCosts:
                     continue
                 if place not in self.known:
                     self.raise_entry(place, _OF_MODE * self._scale(place))
-                if options := self.known[place].options:
-                    picks = list(assignment)
-                    for copy in chain.copies:
-                        for v, option in zip(copy, options, strict=False):
-                            picks[v] = option
+                picks = list(assignment)
+                if all(put(picks, copy, self.known[place]) for copy in chain.copies):
                     yield tuple(picks)
 
     def _solved_whole(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float) -> Entry:
@@ -375,12 +371,18 @@ class CopyCosts:
         picks = list(assignment)
         for c, chain in enumerate(self.circuit.network.chains):
             for i, copy in enumerate(chain.copies):
-                entry = self.known.get(self._place(c, i, assignment))
-                if entry is None or not entry.options:
+                if not put(picks, copy, self.known.get(self._place(c, i, assignment))):
                     return None
-                for v, option in zip(copy, entry.options, strict=False):
-                    picks[v] = option
         return tuple(picks)
+
+
+def put(picks: list[int], copy: Sequence[int], entry: Entry | None) -> bool:
+    """Give the variables of a copy the options of an entry; False if it has none."""
+    if entry is None or not entry.options:
+        return False
+    for v, option in zip(copy, entry.options, strict=False):
+        picks[v] = option
+    return True
 
 
 def mode_of(network: Network, chain: Chain) -> int | None:

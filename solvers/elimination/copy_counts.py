@@ -25,7 +25,7 @@ from ..wide.highs import near_best
 from ..wide.integer import HIDDEN
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
-from .copy_costs import CopyCosts, Entry
+from .copy_costs import CopyCosts, put
 from .copy_mixtures import Mixtures
 from .factors import Factor
 from .kernels import Floats
@@ -162,7 +162,7 @@ class _Counting:
             for i, (copy, entry) in enumerate(zip(chain.copies, walk, strict=True)):
                 for v, x in zip(chain.around(i), entry[1:], strict=True):
                     picks[v] = int(circuit.kept[circuit.domain[v]][x])
-                if not _put(picks, copy, known.get((c, entry))):
+                if not put(picks, copy, known.get((c, entry))):
                     return
                 if entry not in walk[:i]:
                     alike = [(c, (m, *entry[1:])) for m in range(len(cut.copies.tables[c]))]
@@ -172,7 +172,7 @@ class _Counting:
         self.mixtures.add(picks)
         for copy, found in others:
             other = list(picks)
-            if _put(other, copy, found):
+            if put(other, copy, found):
                 self.mixtures.add(other)
         self.mixtures.offer_best(self.search)
 
@@ -225,10 +225,6 @@ class _Counting:
         circuit, network = self.circuit, self.search.network
         found: list[list[tuple[float, Floats]]] = []
 
-        def places(variables: Sequence[int], options: Sequence[int]) -> tuple[int, ...]:
-            kept = (circuit.kept[circuit.domain[v]] for v in variables)
-            return tuple(int(np.searchsorted(own, x)) for own, x in zip(kept, options, strict=True))
-
         def line(time: int, use: Sequence[int], extra: int, inside: Sequence[int]) -> tuple[float, Floats]:
             if not self.groups:
                 return float(time), np.array(use, np.float64)
@@ -241,8 +237,8 @@ class _Counting:
             around, copy = chain.around(0), chain.copies[0]
             of: dict[tuple[int, ...], list[tuple[float, Floats]]] = {entry: [] for entry in own}
             for x in labels:
-                mode = places((switch,), (x.options[copy.index(switch)],)) if switch is not None else (0,)
-                entry = *mode, *places(around, x.around)
+                mode = circuit.places((switch,), (x.options[copy.index(switch)],)) if switch is not None else (0,)
+                entry = *mode, *circuit.places(around, x.around)
                 if entry in of:
                     of[entry].append(line(x.time, x.use, x.extra, copy))
             found += of.values()
@@ -251,7 +247,7 @@ class _Counting:
         of_outside = [
             line(x.time, x.use, x.extra, variables)
             for x in self.mixtures.of_outside.values()
-            if places(self.kept, [x.options[k] for k in at]) == fewest.outside
+            if circuit.places(self.kept, [x.options[k] for k in at]) == fewest.outside
         ]
         return [*found, of_outside]
 
@@ -301,15 +297,6 @@ class _Counting:
                 bound = (outcome.bound - HIDDEN * len(program.upper)) * scale + shift - _ROUNDED
                 return _Fewest(bound, tuple(walks), tuple(outside[picks[chosen]].tolist()))
         return None
-
-
-def _put(picks: list[int], copy: Sequence[int], entry: Entry | None) -> bool:
-    """Give the variables of a copy the options of an entry; False if it has none."""
-    if entry is None or not entry.options:
-        return False
-    for v, option in zip(copy, entry.options, strict=False):
-        picks[v] = option
-    return True
 
 
 def _outside_of(circuit: Circuit, rest: Sequence[Factor], price: tuple[float, ...]) -> tuple[tuple[int, ...], Floats]:

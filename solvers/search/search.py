@@ -564,7 +564,7 @@ class _Search:
             bound=bound,
             seconds=seconds,
             configurations=len(everything) - len(self.merged) - len(self.divided),
-            asked=sum(c.state.solved > 0 for c in self._candidates() if c not in self.divided),
+            asked=sum(c.state.solved > 0 for family in self.families.values() for c in family.values()),
             solved=sum(s.solved for s in states),
             kept=sum(s.kept for s in states),
             options=max((s.options for s in states), default=0),
