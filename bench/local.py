@@ -97,7 +97,8 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
             for number, (price, new) in enumerate(zip(prices, times, strict=True)):
                 predicted[number].append(price.objective_ns / 1e9)
                 seconds[number].append(new["seconds"])
-    steps = [median(chain.from_iterable(own)) for own in seconds]
+    runs = [[*chain.from_iterable(own)] for own in seconds]
+    steps = [*map(median, runs)]
     order, fastest = sorted(steps), min(map(median, predicted))
     flops = sum(both_ways_flops(graph, i) for i, node in enumerate(graph.nodes) if node.inputs)
     for number, configuration in enumerate(case.configurations):
@@ -108,7 +109,7 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
             | {
                 "predicted_s": own,
                 "measured_s": steps[number],
-                "spread": spread([*chain.from_iterable(seconds[number])]),
+                "spread": spread(runs[number]),
                 "ratio": median(ratios),
                 "rank": order.index(steps[number]) + 1,
                 "chosen": own == fastest,
@@ -119,7 +120,7 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
 
 
 def since(before: Mapping[str, Record], known: Mapping[str, Record]) -> dict[str, Record]:
-    """Records of a profile by what was measured since it was as `before`; those that are no newer as they are."""
+    """The records of a profile, each with the times measured since `before`; with its old times if there are none."""
     found: dict[str, Record] = {}
     for part, record in known.items():
         old = before[part]["windows"] if part in before else {}

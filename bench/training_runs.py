@@ -6,7 +6,7 @@ it needs. `ratio` is predicted by measured seconds of a step. In the totals:
     spearman         rank correlation of seconds per sample and GPU
     group_spearman   the same within each model and number of nodes with four runs or more: their median
     top1_regret      how much slower the run predicted to be the fastest of such a group is than its fastest: the mean
-    constant_regret  the same of a run of the group at random: constant MFU predicts all of them to be equally fast
+    constant_regret  the same for a random run of the group, as constant MFU predicts the same step for all of them
     *_abs_error      |ratio - 1|
     memory_within_15 share of runs whose memory on the first rank is predicted within 15 %
     oom_caught       share of failed runs that are predicted not to fit (they may have failed for other reasons)

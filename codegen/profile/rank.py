@@ -37,7 +37,7 @@ MAX_COPIES = 8
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
 SLOW_NS = 20e6
 TURNS = 8
-"""Of what is compared: each is timed so often in a round, one after the other."""
+"""How often in a round each of several calls that are compared is timed, one after the other."""
 
 Measured = dict[str, Timing]
 """By phase, or by what is timed."""
@@ -237,7 +237,7 @@ def _beside(case: Mapping[str, Any], device: str, groups: Mapping[int, Any]) -> 
 def beside(size_bytes: int, device: str, group: Any = None) -> Measured:
     """An all-reduce and products that take about as long, each alone, side by side, and one after the other.
 
-    They take turns, as what is asked of them are differences, much smaller than what a computer's speed drifts by.
+    They take turns, because their difference is what counts, and the computer's speed drifts by more than that.
     """
     large = torch.zeros(size_bytes // 4, device=device)
     size = 256 if device == "cpu" else 1024

@@ -2,8 +2,8 @@
 
 In the middle of a schedule the instructions of a device come again after some places, for later micro-batches. What is
 written for some of these repetitions is written for all: statements are made and rolled up for few micro-batches, and
-the loops over them get the turns that were left out. Numbers of what comes later say by how much they are too small
-(`Number.late`).
+the loops over them get the turns that were left out. The numbers of later micro-batches are then too small, by
+`Number.late`.
 """
 
 from __future__ import annotations
