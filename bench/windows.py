@@ -12,12 +12,14 @@ from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.pricing.plan_price import plan_price
-from ..formulation.encoding.overlap import layers_together
+from ..formulation.encoding.overlap import weights_together
 from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.tensor_classes import classes
 from ..model.errors import PartitaError
+from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
+from ..model.machine.precision import precision
 from ..model.training import Training
 from ..solvers.budget import Budget
 from .cases import GIB, Row, Tell, captured, measured, plan_of_one_stage
@@ -91,7 +93,8 @@ def _seconds(plan: Plan) -> float:
 
 def _hidden(plan: Plan, machine: Machine) -> int | None:
     """The step (ns) of an additive plan if its layers hide traffic; None if it has no room for that."""
-    together = layers_together(plan.graph, classes(plan.graph), SearchSpace())
+    itemsize = ITEMSIZE[precision(plan.dtype).compute]
+    together = weights_together(plan.graph, classes(plan.graph), SearchSpace(), itemsize)
     price = plan_price(replace(plan, overlap=True, together=together))
     return price.objective_ns if price.memory_bytes <= machine.device.capacity_bytes else None
 

@@ -104,8 +104,9 @@ def _check_segments(plan: Plan) -> None:
     """Segments that are recomputed or whose weights travel together exist; no recomputed one has parallel branches."""
     named = (*plan.recompute, *plan.together)
     known = {segment.name: segment.nodes for segment in segments(plan.graph)} if named else {}
+    weights = {node.name: node.numel for node in (plan.graph.nodes[i] for i in plan.graph.of("parameter"))}
     for name in named:
-        if name not in known:
+        if name not in known and (name in plan.recompute or name not in weights):
             raise PartitaError(f"{name!r} is not a segment; there are: {', '.join(known) or 'none'}")
     if plan.together and not plan.overlap:
         raise PartitaError("without overlap each weight is sent by itself: leave out `together`")
@@ -113,6 +114,9 @@ def _check_segments(plan: Plan) -> None:
         own, stated = layer_elements(plan.graph, segment), plan.together.get(segment.name)
         if stated and stated < own:
             raise PartitaError(f"segment {segment.name!r}: its weights have {own} elements, more than {stated}")
+    for name, stated in plan.together.items():
+        if name not in known and stated < weights[name]:
+            raise PartitaError(f"{name!r} has {weights[name]} elements, more than its message of {stated}")
     for name, mode in plan.recompute.items():
         if mode not in (*MODES[1:], *IN_PARTS):
             known_modes = ", ".join((*MODES[1:], *IN_PARTS))

@@ -53,9 +53,10 @@ class Plan:
     either. Of a stage of a pipeline, `in_flight` micro-batches are kept for backward at once, and `transfer` is the
     price of a message to the next stage. With `overlap` the program communicates while it computes; `together` names
     the layers whose weights travel in one message, each with the number of elements of its weights (of the whole layer
-    where stages divide it; 0: each travels by itself): all but the first hide that traffic. With `compile` the program
-    compiles its blocks, and the kernels of layers are priced as fused. `rivals` are the next best plans that the search
-    found, with other meshes, pipelines or numbers of micro-batches.
+    where stages divide it; 0: each travels by itself), and the weights between layers, each with that of its message:
+    all layers but the first hide that traffic. With `compile` the program compiles its blocks, and the kernels of
+    layers are priced as fused. `rivals` are the next best plans that the search found, with other meshes, pipelines or
+    numbers of micro-batches.
     """
 
     graph: PCG

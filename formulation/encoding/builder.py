@@ -7,6 +7,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -24,7 +25,7 @@ from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
 from .hub_retention import HubRetention
-from .overlap import latency_shares, layers_together, least_shares
+from .overlap import latency_shares, least_shares, weights_together
 from .recomputable_segments import RecomputableSegments, possible_modes
 from .shared_tables import PlacementTables, SharedTables
 
@@ -71,10 +72,13 @@ class NetworkBuilder:
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
         self._share_tables()
-        self.together = layers_together(pcg, self.classes, options.space, stage.inside, stage.gathers_alone)
+        itemsize = ITEMSIZE[self.precision.compute]
+        self.together = weights_together(
+            pcg, self.classes, options.space, itemsize, inside=stage.inside, alone=stage.gathers_alone
+        )
         shares = latency_shares(pcg, self.together)
         if stage.inside and options.space.overlap and not stage.gathers_alone:
-            shares |= least_shares(pcg)
+            shares |= least_shares(pcg, itemsize)
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)

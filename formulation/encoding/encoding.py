@@ -23,7 +23,7 @@ class Encoding:
     `operators`, `weights` and `hubs` map nodes to their variable and its options. The options of a variable are its
     ordinary ones, then, if it is in `optional`, one for "unused", then those of bundles, described in `bundled`.
     `alternatives` maps a tensor with several alternatives to the variable that chooses among them. `recompute` maps a
-    segment to its recomputation variable, whose option m is `recompute_modes[m]`. `together`: see `layers_together`.
+    segment to its recomputation variable, whose option m is `recompute_modes[m]`. `together`: see `weights_together`.
     """
 
     pcg: PCG

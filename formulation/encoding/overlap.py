@@ -9,38 +9,96 @@ so each layer costs max(G, W), or what the host needs to issue all of it if that
 which costs G + W: nothing runs beside its gather, the first of the forward, nor beside its reduction, the last of the
 backward.
 
-The weights of a layer travel in one message: each pays for its bytes, and its share of the latency. Where the layer
-mixes axes, or ways to move weights, it takes several messages, and the price counts too little latency.
+The weights of a layer travel in one message: each pays for its bytes, and its share of the latency. So do those of a
+run of operators between layers (embeddings, the head), a bucket at a time; nothing hides them, but they leave ahead of
+their use, too. Where weights that share a message mix axes, or ways to move them, they take several messages, and the
+price counts too little latency.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
+from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG
-from ...model.graph.segments import Segment, elements_of_layer, layer_elements, layer_weights, segments
+from ...model.graph.recycling import twins
+from ...model.graph.segments import (
+    Segment,
+    elements_of_layer,
+    layer_elements,
+    layer_weights,
+    of_whole,
+    places,
+    segments,
+)
+from ...model.graph.sparse_tables import sparse_tables
 from ..bundles.bundles import find_bundles
 from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
-from .recomputable_segments import recomputable_segments
+from ..weights.buckets import BUCKET_BYTES
+from .recomputable_segments import recomputable_segments, uncertain
 
 KERNELS, TRAFFIC, HOST = range(3)
 """The streams of a window: G, W, and what the host needs, which may be missing."""
 
 
-def layers_together(
-    pcg: PCG, classes: Classes, space: SearchSpace, inside: bool = False, alone: bool = False
-) -> dict[str, int]:
-    """The layers whose weights travel together, each with the number of elements of its weights; 0 if they go `alone`.
+def overlapping_layers(pcg: PCG, classes: Classes, space: SearchSpace, *, inside: bool = False) -> tuple[Segment, ...]:
+    """The layers whose weights may travel together, the first of which hides nothing.
 
     None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts, nor
-    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. Of a layer that
-    stages of a pipeline divide all elements count, so that no part costs more than in a larger stage.
+    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers.
     """
     found = recomputable_segments(pcg, classes) if space.overlap and not find_bundles(pcg) else ()
-    whole = elements_of_layer(pcg)
-    return {
-        s.name: 0 if alone else max([layer_elements(pcg, s), *(whole.get(i, 0) for i in layer_weights(pcg, s))])
-        for s in (found if len(found) + inside > 1 else ())
-    }
+    return found if len(found) + inside > 1 else ()
+
+
+def weights_together(
+    pcg: PCG, classes: Classes, space: SearchSpace, itemsize: int, *, inside: bool = False, alone: bool = False
+) -> dict[str, int]:
+    """The elements of the message in which weights travel: of each layer, and of each weight between layers.
+
+    0 for layers whose weights go `alone`; nothing where no layers overlap. `itemsize`: bytes of an element. Of a layer
+    that stages of a pipeline divide all elements count, so that no part costs more than in a larger stage.
+    """
+    found = overlapping_layers(pcg, classes, space, inside=inside)
+    if alone or not found:
+        return {s.name: 0 for s in found}
+    whole, unsure = elements_of_layer(pcg), uncertain(pcg, classes)
+    together = {s.name: max([layer_elements(pcg, s), *(whole.get(i, 0) for i in layer_weights(pcg, s))]) for s in found}
+    between = _between_layers(pcg, itemsize)
+    return together | {pcg.nodes[i].name: n for i, n in between.items() if unsure.isdisjoint(pcg.consumers[i])}
+
+
+def _between_layers(pcg: PCG, itemsize: int) -> Mapping[int, int]:
+    """For every weight outside of layers the number of elements of its message."""
+    return of_whole(pcg, lambda whole: _between_layers_of(whole, itemsize))
+
+
+@lru_cache(maxsize=64)
+def _between_layers_of(pcg: PCG, itemsize: int) -> Mapping[int, int]:
+    """Weights of a run share messages of a bucket at most, frozen ones apart; one that several runs read is alone."""
+    messages: list[list[int]] = []
+    last: dict[tuple[int, bool], list[int]] = {}  # of a run, the message that is not full
+    for index in pcg.of("parameter"):
+        node, readers = pcg.nodes[index], pcg.consumers[index]
+        if node.dtype not in FLOATS or index in sparse_tables(pcg) or not twins(pcg).keys().isdisjoint(readers):
+            continue
+        read_at = {places(pcg)[reader] for reader in readers}
+        if len(read_at) != 1:
+            messages.append([index])
+            continue
+        (place,) = read_at
+        if isinstance(place, str):
+            continue
+        message = last.get((place, node.gradient), [])
+        if not message or itemsize * (_elements(pcg, message) + node.numel) > BUCKET_BYTES:
+            messages.append(message := [])
+            last[place, node.gradient] = message
+        message.append(index)
+    return {index: _elements(pcg, message) for message in messages for index in message}
+
+
+def _elements(pcg: PCG, weights: list[int]) -> int:
+    return sum(pcg.nodes[i].numel for i in weights)
 
 
 def hiding_layers(pcg: PCG, together: Mapping[str, int], inside: bool = False) -> tuple[Segment, ...]:
@@ -49,15 +107,13 @@ def hiding_layers(pcg: PCG, together: Mapping[str, int], inside: bool = False) -
 
 
 def latency_shares(pcg: PCG, together: Mapping[str, int]) -> dict[int, float]:
-    """For every weight of these layers its share of a message's latency: that of its elements."""
-    return {
-        index: pcg.nodes[index].numel / together[segment.name]
-        for segment in (segments(pcg) if together else ())
-        if together.get(segment.name)
-        for index in layer_weights(pcg, segment)
-    }
+    """For every weight that travels with others its share of a message's latency: that of its elements."""
+    of_layers = {i: together.get(s.name) for s in (segments(pcg) if together else ()) for i in layer_weights(pcg, s)}
+    between = {i: together.get(pcg.nodes[i].name) for i in (pcg.of("parameter") if together else ())}
+    return {i: pcg.nodes[i].numel / elements for i, elements in (between | of_layers).items() if elements}
 
 
-def least_shares(pcg: PCG) -> dict[int, float]:
-    """For every weight of a layer the least share that it pays in any stage of the graph that has all of this part."""
-    return {i: pcg.nodes[i].numel / elements for i, elements in elements_of_layer(pcg).items()}
+def least_shares(pcg: PCG, itemsize: int) -> dict[int, float]:
+    """For every weight the least share that it pays in any stage of the graph that has all of this part."""
+    most = {**_between_layers(pcg, itemsize), **elements_of_layer(pcg)}
+    return {i: pcg.nodes[i].numel / elements for i, elements in most.items()}

@@ -21,15 +21,19 @@ Modes: TypeAlias = tuple[tuple[str, SegmentCosts], ...]
 """Modes of recomputation, each with what a segment then costs."""
 
 
+def uncertain(pcg: PCG, classes: Classes) -> set[int]:
+    """Nodes that are computed only if an alternative is chosen."""
+    return {*Alternatives(pcg, classes).conditional, *(i for members in pcg.members.values() for i in members)}
+
+
 def recomputable_segments(pcg: PCG, classes: Classes) -> tuple[Segment, ...]:
     """The segments that may be recomputed: not near nodes with several alternatives."""
-    choices, base = Alternatives(pcg, classes), classes.base
-    uncertain = {*choices.conditional, *(i for members in pcg.members.values() for i in members)}
+    unsure, base = uncertain(pcg, classes), classes.base
 
     def fits(segment: Segment) -> bool:
         near = {*segment.nodes, *(base[i] for n in segment.nodes for i in pcg.nodes[n].inputs)}
-        readers = {u.node for i in near for u in classes.reads.get(i, ())} if uncertain else set()
-        return uncertain.isdisjoint(near | readers)
+        readers = {u.node for i in near for u in classes.reads.get(i, ())} if unsure else set()
+        return unsure.isdisjoint(near | readers)
 
     return tuple(s for s in segments(pcg) if fits(s))
 

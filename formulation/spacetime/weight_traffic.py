@@ -1,8 +1,8 @@
 """What the weights of a space-time plan cost, as the planner prices them (docs/cost-model.md, Overlap).
 
-A layer's weights are gathered in one message, and gradients are summed in buckets: each weight pays its share of the
-latency. In every layer but a device's first this traffic runs beside the kernels of the layer, which stand for those of
-the layer before. All other traffic of weights is waited for.
+Weights of a layer, or between two, are gathered in one message, and gradients are summed in buckets: each weight pays
+its share of the latency. In every layer but a device's first this traffic runs beside the kernels of the layer, which
+stand for those of the layer before. All other traffic of weights is waited for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...model.graph.dtypes import ITEMSIZE
-from ..encoding.overlap import hiding_layers, latency_shares, layers_together
+from ..encoding.overlap import hiding_layers, latency_shares, weights_together
 from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
 from ..weights.buckets import bucketed
@@ -43,7 +43,7 @@ class WeightTraffic:
         self.graph, self.prices, self.pcg = program.tasks.graph, prices, program.tasks.graph.pcg
         self.messages = Messages(program)
         known = classes(self.pcg)
-        together = layers_together(self.pcg, known, EVERYTHING)
+        together = weights_together(self.pcg, known, EVERYTHING, ITEMSIZE[prices.precision.compute])
         self.shares = latency_shares(self.pcg, together)
         self.layer_of = {
             i: segment.name
@@ -101,7 +101,7 @@ class WeightTraffic:
     # Prices
 
     def share(self, tensor: PTensor) -> float:
-        """The share of the latency of its layer's message that a weight pays."""
+        """The share of the latency of its message that a weight pays."""
         return self.shares.get(tensor.node, 1.0)
 
     def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int, updated: bool = False) -> int:

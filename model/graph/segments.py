@@ -5,7 +5,7 @@ it and the next entry. It is recomputed from its inputs; its results, which othe
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -60,6 +60,25 @@ def _segments(pcg: PCG) -> tuple[Segment, ...]:
     return tuple(sorted((s for s in made if _runs_again(pcg, s.nodes)), key=lambda s: s.nodes[0]))
 
 
+def places(pcg: PCG) -> Mapping[int, str | int]:
+    """For every node but sources its segment, or the number of the run of nodes between segments that it is in."""
+    return _places(origin(pcg))
+
+
+@lru_cache(maxsize=64)
+def _places(pcg: PCG) -> Mapping[int, str | int]:
+    of_segment = {i: segment.name for segment in _segments(pcg) for i in segment.nodes}
+    found: dict[int, str | int] = {}
+    run = 0
+    for index, node in enumerate(pcg.nodes):
+        if index in of_segment:
+            found[index] = of_segment[index]
+            run = index + 1
+        elif node.op not in SOURCES:
+            found[index] = run
+    return found
+
+
 def is_product(pcg: PCG, index: int) -> bool:
     """True for products of matrices, convolutions and attention."""
     node = pcg.nodes[index]
@@ -88,10 +107,15 @@ def layer_elements(pcg: PCG, segment: Segment) -> int:
 
 def elements_of_layer(pcg: PCG) -> Mapping[int, int]:
     """For every weight of a layer the number of elements of the layer; that of the whole graph, if stages divide it."""
+    return of_whole(pcg, _elements_of_layer)
+
+
+def of_whole(pcg: PCG, found: Callable[[PCG], Mapping[int, int]]) -> Mapping[int, int]:
+    """What is `found` for weights of the graph of which this one is a stage, or of this one if it is whole."""
     if (part := origin(pcg).part) is None:
-        return _elements_of_layer(origin(pcg))
-    found = _elements_of_layer(part[0])
-    return {n: found[i] for n, i in enumerate(part[1]) if i in found and pcg.nodes[n].op == "parameter"}
+        return found(origin(pcg))
+    known = found(part[0])
+    return {n: known[i] for n, i in enumerate(part[1]) if i in known and pcg.nodes[n].op == "parameter"}
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ latencies and kernel launches are paid k times). If the solution fits the memory
 solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
-from ...formulation.encoding.overlap import layers_together
+from ...formulation.encoding.overlap import overlapping_layers
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
@@ -20,7 +20,7 @@ from .state import Effort, Level, Proved, Stages
 
 def has_windows(problem: PlanningProblem) -> bool:
     """True if networks of the whole graph have windows, which take a while to price."""
-    return bool(layers_together(problem.pcg, classes(problem.pcg), problem.space))
+    return bool(overlapping_layers(problem.pcg, classes(problem.pcg), problem.space))
 
 
 def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: Effort) -> Stages | None:

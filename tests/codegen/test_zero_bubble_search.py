@@ -23,7 +23,7 @@ from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.pipeline_runs import phase_ns, slot_problem
 from partita.codegen.pricing.plan_price import plan_price
-from partita.formulation.encoding.overlap import layers_together
+from partita.formulation.encoding.overlap import weights_together
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.schedule import ONE_F_ONE_B, ZERO_BUBBLE
 from partita.formulation.search_space import SearchSpace
@@ -146,7 +146,7 @@ def hiding(plan: PipelinePlan, host_ns: int, rng: random.Random) -> PipelinePlan
         replace(
             part,
             machine=changed(part.machine),
-            together=layers_together(part.graph, classes(part.graph), SearchSpace(), alone=True),
+            together=weights_together(part.graph, classes(part.graph), SearchSpace(), 4, alone=True),
             choices=tuple(map(choice, part.graph.nodes, part.choices)),
         )
         for part in plan.stages

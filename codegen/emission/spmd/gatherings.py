@@ -10,8 +10,7 @@ from ....formulation.weights.buckets import BUCKET_BYTES
 from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS, ITEMSIZE
 from ....model.graph.layout import Action, Layout, Step, steps
-from ....model.graph.pcg import SOURCES
-from ....model.graph.segments import segments
+from ....model.graph.segments import places
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import precision
 from ...plan.memo import once_per_plan
@@ -62,15 +61,15 @@ class ClassGatherings:
         """The lines of the constructor that make them."""
         lines: list[str] = []
         for gathering, name in self.names.items():
-            places, sizes = [], []
+            at, sizes = [], []
             for index, apart in zip(gathering.weights, gathering.apart, strict=True):
                 attribute = weights[index].removeprefix("self.")
                 place = ", ".join(map(_place, apart))
-                places.append(f'"{attribute}": {place if len(apart) == 1 else f"[{place}]"}')
+                at.append(f'"{attribute}": {place if len(apart) == 1 else f"[{place}]"}')
                 if apart[0].size is not None:
                     sizes.append(f'"{attribute}": {apart[0].size}')
             axes = ", ".join(gathering.axes)
-            arguments = ["self", axes if len(gathering.axes) == 1 else f"[{axes}]", f"{{{', '.join(places)}}}"]
+            arguments = ["self", axes if len(gathering.axes) == 1 else f"[{axes}]", f"{{{', '.join(at)}}}"]
             arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + ["kept=False"] * (not gathering.kept)
             if layer := list(dict.fromkeys(each.place for each in self.names)).index(gathering.place):
                 arguments.append(f"layer={layer}")
@@ -102,8 +101,8 @@ def gatherings(
         node, again = plan.graph.nodes[index], plan.choices[index].regather and not recomputed
         if again and not node.gradient:  # nothing says when backward needs them no longer
             continue
-        places = {_places(plan).get(c, c) for c in plan.graph.consumers[index] if c in own}
-        place = places.pop() if len(places) == 1 else f"weight {index}"
+        read_at = {places(plan.graph)[c] for c in plan.graph.consumers[index] if c in own}
+        place = read_at.pop() if len(read_at) == 1 else f"weight {index}"
         lists = found.setdefault((place, axes, node.gradient, not again), [[]])
         if isinstance(place, int) and _bytes(plan, lists[-1], index) > BUCKET_BYTES and lists[-1]:
             lists.append([])
@@ -193,21 +192,6 @@ def _reads(plan: Plan, index: int) -> Iterator[tuple[Layout, bool]]:
         for i, layout in zip(nodes[reader].inputs, choices[reader].inputs, strict=True):
             if i == index:
                 yield layout, recorded
-
-
-@once_per_plan
-def _places(plan: Plan) -> dict[int, str | int]:
-    """For every node its segment, or the number of the run of nodes between segments that it is in."""
-    of_segment = {i: segment.name for segment in segments(plan.graph) for i in segment.nodes}
-    places: dict[int, str | int] = {}
-    run = 0
-    for index, node in enumerate(plan.graph.nodes):
-        if index in of_segment:
-            places[index] = of_segment[index]
-            run = index + 1
-        elif node.op not in SOURCES:
-            places[index] = run
-    return places
 
 
 def _bytes(plan: Plan, others: Sequence[_Wanted], index: int) -> int:
