@@ -16,7 +16,6 @@ from ..formulation.encoding.overlap import weights_together
 from ..formulation.search_space import SearchSpace
 from ..formulation.strategies.tensor_classes import classes
 from ..model.errors import PartitaError
-from ..model.graph.dtypes import ITEMSIZE
 from ..model.graph.pcg import PCG
 from ..model.machine.machine import Machine
 from ..model.machine.precision import precision
@@ -93,7 +92,7 @@ def _seconds(plan: Plan) -> float:
 
 def _hidden(plan: Plan, machine: Machine) -> int | None:
     """The step (ns) of an additive plan if its layers hide traffic; None if it has no room for that."""
-    itemsize = ITEMSIZE[precision(plan.dtype).compute]
+    itemsize = precision(plan.dtype).itemsize("float32")
     together = weights_together(plan.graph, classes(plan.graph), SearchSpace(), itemsize)
     price = plan_price(replace(plan, overlap=True, together=together))
     return price.objective_ns if price.memory_bytes <= machine.device.capacity_bytes else None

@@ -27,6 +27,7 @@ def device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
         yield {"what": "product", "dtype": dtype}
     yield {"what": "update", "elements": ELEMENTS[device]}
     yield {"what": "launch"}
+    yield {"what": "step"}
     if device != "cpu":  # whose host is the device
         yield {"what": "host_copy", "bytes": 1 << 24}
         yield HOST

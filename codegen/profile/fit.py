@@ -38,7 +38,8 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     for record in records:
         if record["times"]:
             by_what.setdefault(record["case"]["what"], []).append(record)
-    needed = ("product", "update", "launch", "resting", *(("host_copy", "host") if here.device != "cpu" else ()))
+    of_gpus = ("host_copy", "host") if here.device != "cpu" else ()
+    needed = ("product", "update", "launch", "step", "resting", *of_gpus)
     missing = [what for what in needed if what not in by_what]
     if missing:
         raise PartitaError(f"the profile is not complete: {', '.join(missing)} are not measured; run it again")
@@ -84,6 +85,7 @@ def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) ->
         peak=peak,
         matmul_efficiency=1.0,
         launch_ns=min(map(_ns, by_what["launch"])),
+        step_ns=round(_ns(by_what["step"][0])),
         host_bandwidth=None if copy is None else copy["case"]["bytes"] / _ns(copy) * 1e9,
         host_ns=max((round(_ns(record)) for record in by_what.get("host", ())), default=0),
         kernels=_kernels(by_what.get("operator", ())),
@@ -220,6 +222,7 @@ def machine_yaml(machine: Machine, records: Iterable[Record], what: str, links: 
             },
             "matmul_efficiency": given(device.matmul_efficiency, "peaks are measured"),
             "launch_ns": given(round(device.launch_ns), "measured: an addition to one element", spread),
+            "step_ns": given(device.step_ns, "measured: three sums of a number, and an update of one", spread),
         },
     }
     if device.host_bandwidth is not None:

@@ -309,6 +309,27 @@ def _launch(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     return {"call": timed(lambda: one.add_(1), device)}
 
 
+def _step(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
+    """What a program's step does whatever the model: sums of labels, losses and norms over ranks, clipping, rates."""
+    weight = torch.zeros(1, device=device, requires_grad=True)
+    gradient = weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    labels, loss = torch.ones(1, device=device), torch.ones(1, device=device)
+
+    def step() -> None:
+        for scalar in (labels, loss):
+            dist.all_reduce(scalar.zero_())
+        norm = torch.stack(torch._foreach_norm([gradient])).double().square().sum()
+        dist.all_reduce(norm)
+        factor = (1.0 / (norm.sqrt() + 1e-6)).clamp(max=1.0).float()
+        torch._foreach_mul_([gradient], factor)
+        optimizer.step()
+        schedule.step()
+
+    return {"call": timed(step, device)}
+
+
 def _host_copy(case: Mapping[str, Any], device: str, groups: Any) -> Measured:
     """A copy from the host's memory to the device's; on a CPU within the same memory."""
     host = torch.zeros(case["bytes"], dtype=torch.uint8, pin_memory=device == "cuda")
@@ -333,6 +354,7 @@ MEASURES: dict[str, Callable[[Mapping[str, Any], str, Any], Measured]] = {
     "product": _product,
     "update": _update,
     "launch": _launch,
+    "step": _step,
     "host_copy": _host_copy,
     "resting": _resting,
 }

@@ -7,7 +7,6 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.origin import origin
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -72,7 +71,7 @@ class NetworkBuilder:
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
         self._share_tables()
-        itemsize = ITEMSIZE[self.precision.compute]
+        itemsize = self.precision.itemsize("float32")
         self.together = weights_together(
             pcg, self.classes, options.space, itemsize, inside=stage.inside, alone=stage.gathers_alone
         )

@@ -43,7 +43,7 @@ class WeightTraffic:
         self.graph, self.prices, self.pcg = program.tasks.graph, prices, program.tasks.graph.pcg
         self.messages = Messages(program)
         known = classes(self.pcg)
-        together = weights_together(self.pcg, known, EVERYTHING, ITEMSIZE[prices.precision.compute])
+        together = weights_together(self.pcg, known, EVERYTHING, prices.precision.itemsize("float32"))
         self.shares = latency_shares(self.pcg, together)
         self.layer_of = {
             i: segment.name

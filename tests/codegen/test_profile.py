@@ -121,7 +121,7 @@ def test_messages_are_timed_beside_products_and_after_them(alone: None) -> None:
     assert all(time.ns > 0 for time in found.values())
 
 
-@pytest.mark.parametrize("what", ["update", "launch", "host_copy", "resting", "product"])
+@pytest.mark.parametrize("what", ["update", "launch", "step", "host_copy", "resting", "product"])
 def test_the_device_is_timed(what: str, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "SIZES", (8, 16))
     found = rank.MEASURES[what]({"elements": 64, "bytes": 64, "dtype": "float32"}, "cpu", {})
@@ -144,6 +144,8 @@ def records(machine: Machine, ranks: int, spread: float = 0.0) -> list[dict[str,
                 return {"call": [28 * case["elements"] / device.memory_bandwidth * 1e9, 0.0]}
             case "launch":
                 return {"call": [device.launch_ns, 0.0]}
+            case "step":
+                return {"call": [4e5, 0.0]}
             case "host_copy":
                 return {"call": [case["bytes"] / (device.host_bandwidth or 1) * 1e9, 0.0]}
             case "resting":
@@ -170,7 +172,7 @@ def test_the_fit_recovers_the_machine_that_was_measured() -> None:
     assert level.scatter_share == pytest.approx(0.6, rel=0.02)
     assert level.wait_ns == pytest.approx(0.3e6 / 3) and found.hidden_share == pytest.approx(0.4)
     assert dict(found.device.peak) == pytest.approx(dict(device.peak))
-    assert found.device.memory_bandwidth == pytest.approx(device.memory_bandwidth)
+    assert found.device.memory_bandwidth == pytest.approx(device.memory_bandwidth) and found.device.step_ns == 400_000
     assert found.device.memory_bytes == (8 << 30) // 4
     assert max(fit.collective_errors(found, records(machine, 4)).values()) < 0.02
 

@@ -162,7 +162,7 @@ def test_the_weights_of_a_layer_share_one_latency() -> None:
 
 
 def test_weights_between_layers_share_the_latency_of_their_message() -> None:
-    module, inputs = load_module("bert", small=True)
+    module, inputs = load_module("bert-large", small=True)
     graph = capture(module, inputs, batch=12)
     shares = {graph.nodes[i].name: share for i, share in latency_shares(graph, encoded(graph).together).items()}
     head = {"head.weight", "head.bias", "head_norm.weight", "head_norm.bias", "scores.bias"}
