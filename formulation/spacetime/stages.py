@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ...model.errors import PartitaError
 from ...model.graph.pcg import PCG, SOURCES
-from ...model.graph.recycling import twins
+from ...model.graph.recycling import pass_numbers, twins
 from ...model.machine.roofline import both_ways_flops
 from ...model.wording import did_you_mean
 from ..pipeline.orders import Orders, Slot
@@ -69,12 +69,7 @@ def stages(graph: Graph, count: int, ops: Iterable[Op] | None = None) -> list[li
 
 def passes(graph: Graph) -> list[int]:
     """Per node, its recycling pass, from 0 (`model.graph.recycling`)."""
-    repeated: dict[int, list[int]] = {}
-    for index, model in twins(graph.pcg).items():
-        repeated.setdefault(model, []).append(index)
-    count = max(map(len, repeated.values()), default=0)
-    last = [max(repeats[p] for repeats in repeated.values() if len(repeats) == count) for p in range(count)]
-    return [sum(end < index for end in last) for index in range(len(graph.pcg.nodes))]
+    return [*pass_numbers(graph.pcg)]
 
 
 def in_order(orders: Orders, tasks: TasksOf | Sequence[Iterable[Op]], label: str = "micro") -> None:

@@ -6,12 +6,13 @@ after it *cross*: they have a gradient, and there are at most `MAX_CROSSING`. In
 cheap to compute from them do not cross: each stage reads or computes them itself.
 
 No boundary separates a pass without gradient from the pass with gradient that it repeats (see `recycling`): every pass
-would have to go through the whole pipeline, which one graph per stage cannot express. So a model that recycles all of
-its layers has boundaries only before and after them.
+would have to go through the whole pipeline. So a model that recycles all of its layers has boundaries only before and
+after them, unless its passes are folded (`model.graph.folded`): then the same tensors of all passes cross together.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -161,7 +162,8 @@ class _Crossing:
             alive = [i for i in alive if last[i] > index]
             self.sets.append(tuple(alive))
         # No cut lies between the nodes of such a pair.
-        together = [*twins(pcg).items(), *_unsplittable_readers(pcg)]
+        self.twins = twins(pcg)
+        together = [*self.twins.items(), *_unsplittable_readers(pcg)]
         steps = [0] * (len(pcg.nodes) + 2)
         for a, b in together:
             steps[min(a, b) + 1] += 1
@@ -180,9 +182,11 @@ class _Crossing:
 
     def fits(self, position: int, most: int) -> bool:
         """True if the graph can be cut at a position, with at most `most` tensors crossing."""
-        tensors = self.at(position)
+        tensors, repeats = [i for i in self.at(position) if i not in self.twins], Counter[int]()
+        repeats.update(self.twins[i] for i in self.at(position) if i in self.twins)
         trained = all(n.gradient and n.dtype in FLOATS for n in (self.pcg.nodes[i] for i in tensors))
-        return 0 < len(tensors) <= most and trained and not self.closed[position]
+        whole = not repeats or (repeats.keys() <= {*tensors} and len({*repeats.values()}) == 1)
+        return 0 < len(tensors) <= most and trained and whole and not self.closed[position]
 
     def leads(self, position: int, node: int) -> bool:
         """True if a node is computed from what crosses."""

@@ -6,8 +6,8 @@ device that then waits. In the graph of the layers a `from_all` stands for every
 read, and a `to_all` for the one that the scores are computed from; the shared graph sends and receives these.
 """
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..errors import PartitaError
@@ -16,11 +16,10 @@ from .atoms import atoms
 from .boundaries import needed, stage_local
 from .joined_tables import table_rows
 from .origin import origin
-from .pcg import PCG, SOURCES, Node
+from .pcg import PCG, SOURCES
 from .segments import is_product
 from .sparse_tables import sparse_tables
-from .stages import Stage, transfer
-from .verification import verify
+from .stages import Stage, graph_of
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ def interlaced(pcg: PCG) -> Interlaced:
     shared += [(i, "") for i in sorted(found.shared) if pcg.nodes[i].op not in SOURCES]
     shared += [(i, "send") for i in sorted(found.looked_up)]
     if at is pcg:
-        return Interlaced(_graph(pcg, layers, None), _graph(pcg, shared, None))
+        return Interlaced(graph_of(pcg, layers, None), graph_of(pcg, shared, None))
     first = interlaced(at)
-    return Interlaced(_graph(pcg, layers, first.layers.graph), _graph(pcg, shared, first.shared.graph))
+    return Interlaced(graph_of(pcg, layers, first.layers.graph), graph_of(pcg, shared, first.shared.graph))
 
 
 def lookup_tables(pcg: PCG) -> set[int]:
@@ -128,32 +127,3 @@ def _is_lookup(pcg: PCG, index: int) -> bool:
     found = operator(node.op).looked_up(node, inputs)
     given = all(n.op == "input" for n in inputs[1:])
     return found is not None and found.operand == 0 and inputs[0].op == "parameter" and inputs[0].gradient and given
-
-
-def _graph(pcg: PCG, chosen: Sequence[tuple[int, str]], made_from: PCG | None) -> Stage:
-    """The graph of these nodes, some of which are transfers: pairs of an index and the operator it has here."""
-    number: dict[int, int] = {}
-    nodes: list[Node] = []
-    for old, op in chosen:
-        node = pcg.nodes[old]
-        if op in ("send", "to_all"):
-            nodes.append(transfer(pcg, old, op, (number[old],)))
-            continue
-        if op:
-            nodes.append(transfer(pcg, old, op, ()))
-        else:
-            nodes.append(replace(node, inputs=tuple(number[i] for i in node.inputs)))
-        number[old] = len(nodes) - 1
-    names = {name for node in nodes if node.op == "parameter" for name in node.originals}
-    graph = PCG(
-        tuple(nodes),
-        loss=number.get(pcg.loss, len(nodes) - 1),
-        batch=pcg.batch,
-        aliases=tuple(pair for pair in pcg.aliases if pair[1] in names),
-        samples=tuple(pcg.samples[i] for i, _ in chosen) if pcg.samples else (),
-        origin=made_from,
-        part=(pcg, tuple(i for i, _ in chosen)) if made_from is None else None,
-    )
-    if made_from is None:
-        verify(graph)
-    return Stage(graph, tuple(i for i, _ in chosen))

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 Attribute: TypeAlias = "int | float | str | bool | tuple[Attribute, ...] | None"
 
 SOURCES = ("input", "parameter", "buffer")
-GIVEN = ("receive", "from_all")
+GIVEN = ("receive", "from_all", "from_pass")
 """Tensors that other stages compute."""
-TRANSFERS = (*GIVEN, "send", "to_all")
+TRANSFERS = (*GIVEN, "send", "to_all", "to_pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class PCG:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """What the graph computes: the tensors that a pipeline stage sends, and the loss."""
-        return tuple(dict.fromkeys((*self.sends, self.loss)))
+        """What the graph computes: the tensors that a pipeline stage sends, also to the next pass, and the loss."""
+        return tuple(dict.fromkeys((*self.sends, *self.of("to_pass"), self.loss)))
 
     def of(self, op: str) -> tuple[int, ...]:
         """Indices of the nodes with operator `op`."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ..operators.operator import operator
 from .origin import origin
-from .pcg import PCG, SOURCES, Node
+from .pcg import PCG, SOURCES, TRANSFERS, Node
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -24,8 +24,28 @@ def twins(pcg: PCG) -> Mapping[int, int]:
     return _twins(origin(pcg))  # the same at any batch
 
 
+def pass_numbers(pcg: PCG) -> tuple[int, ...]:
+    """Per node, the pass that it belongs to, from 0; those before the first pass are in it, those after in the last."""
+    return _pass_numbers(origin(pcg))
+
+
+@lru_cache(maxsize=16)
+def _pass_numbers(pcg: PCG) -> tuple[int, ...]:
+    if pcg.part is not None:
+        whole = _pass_numbers(origin(pcg.part[0]))
+        return tuple(whole[i] for i in pcg.part[1])
+    repeated: dict[int, list[int]] = {}
+    for index, model in twins(pcg).items():
+        repeated.setdefault(model, []).append(index)
+    count = max(map(len, repeated.values()), default=0)
+    last = [max(repeats[p] for repeats in repeated.values() if len(repeats) == count) for p in range(count)]
+    return tuple(sum(end < index for end in last) for index in range(len(pcg.nodes)))
+
+
 @lru_cache(maxsize=16)
 def _twins(pcg: PCG) -> Mapping[int, int]:
+    if pcg.part is not None:
+        return _twins_of_part(pcg, *pcg.part)
     with_gradient: dict[Key, list[int]] = {}
     without: dict[Key, list[int]] = {}
     for index, node in enumerate(pcg.nodes):
@@ -41,6 +61,15 @@ def _twins(pcg: PCG) -> Mapping[int, int]:
         if _repeats(pcg, index, found[index], kept):
             kept[index] = found[index]
     return kept
+
+
+def _twins_of_part(pcg: PCG, whole: PCG, places: tuple[int, ...]) -> Mapping[int, int]:
+    """The twins of the graph that this is a part of; a tensor that is handed over repeats the one of its model."""
+    kinds = [node.op if node.op in TRANSFERS else "" for node in pcg.nodes]
+    number = {(place, kind): index for index, (place, kind) in enumerate(zip(places, kinds, strict=True))}
+    models = _twins(origin(whole))
+    pairs = ((n, number.get((models.get(i, -1), kind))) for n, (i, kind) in enumerate(zip(places, kinds, strict=True)))
+    return {index: model for index, model in pairs if model is not None}
 
 
 def _key(node: Node) -> Key:

@@ -11,7 +11,6 @@ whole graph's nodes hold for those of a stage (`PCG.part`).
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 
 from .atoms import Atoms, atoms
 from .boundaries import MAX_CROSSING, Boundary, boundaries, boundaries_at, needed, stage_local
@@ -82,7 +81,7 @@ class _StageNodes:
 def _stage_nodes(pcg: PCG, first: int, last: int) -> _StageNodes:
     bounds, known, held = boundaries(pcg), atoms(pcg), _held(pcg)
     received, sent = bounds[first].crossing, bounds[last].crossing
-    inside = needed(pcg, sent or (pcg.loss,), {*received})
+    inside = needed(pcg, _results(pcg, first, last), {*received})
     if pcg.alternatives:
         inside = _with_alternatives(pcg, inside, {*received}, first, last)
     order = _ordered(pcg, {*inside, *received}, received)
@@ -94,6 +93,13 @@ def _stage_nodes(pcg: PCG, first: int, last: int) -> _StageNodes:
         if pcg.nodes[index].op == "parameter" and pcg.nodes[index].gradient and count > 1:
             attributes[index] = {"stages": count, **attributes.get(index, {})}
     return _StageNodes(order, received, sent, attributes)
+
+
+def _results(pcg: PCG, first: int, last: int) -> tuple[int, ...]:
+    """What a stage computes for others: what crosses its end, or the loss, and what a pass hands to the next."""
+    bounds = boundaries(pcg)
+    inside = range(bounds[first].position, bounds[last].position)
+    return (*(bounds[last].crossing or (pcg.loss,)), *(i for i in pcg.of("to_pass") if i in inside))
 
 
 def _with_alternatives(pcg: PCG, inside: Set[int], received: Set[int], first: int, last: int) -> set[int]:
@@ -168,14 +174,47 @@ def _stage(pcg: PCG, first: int, last: int) -> Stage:
     return Stage(graph, places)
 
 
+def graph_of(pcg: PCG, chosen: Sequence[tuple[int, str]], made_from: PCG | None) -> Stage:
+    """The graph of these nodes, some of which are transfers: pairs of an index and the operator it has here."""
+    number: dict[int, int] = {}
+    nodes: list[Node] = []
+    for old, op in chosen:
+        node = pcg.nodes[old]
+        if op in ("send", "to_all", "to_pass"):
+            nodes.append(transfer(pcg, old, op, (number[old],)))
+            continue
+        if op:
+            nodes.append(transfer(pcg, old, op, ()))
+        else:
+            nodes.append(replace(node, inputs=tuple(number[i] for i in node.inputs)))
+        number[old] = len(nodes) - 1
+    names = {name for node in nodes if node.op == "parameter" for name in node.originals}
+    graph = PCG(
+        tuple(nodes),
+        loss=number.get(pcg.loss, len(nodes) - 1),
+        batch=pcg.batch,
+        aliases=tuple(pair for pair in pcg.aliases if pair[1] in names),
+        samples=tuple(pcg.samples[i] for i, _ in chosen) if pcg.samples else (),
+        origin=made_from,
+        part=(pcg, tuple(i for i, _ in chosen)) if made_from is None else None,
+    )
+    if made_from is None:
+        verify(graph)
+    return Stage(graph, tuple(i for i, _ in chosen))
+
+
 def transfer(pcg: PCG, index: int, op: str, inputs: tuple[int, ...]) -> Node:
     """A node that hands a tensor of a graph over (`operators/transfer.py`)."""
     node = pcg.nodes[index]
     pairs = (("atoms", _factors(atoms(origin(pcg))[index])), ("peer", node.name))
-    return Node(op, f"{node.name} {_HANDED[op]}", inputs, node.shape, node.dtype, attributes=pairs, gradient=True)
+    name = f"{node.name} {_HANDED[op]}"
+    return Node(op, name, inputs, node.shape, node.dtype, attributes=pairs, gradient=node.gradient)
 
 
-_HANDED = {"receive": "received", "send": "sent", "from_all": "from all", "to_all": "to all"}
+_HANDED = {
+    "receive": "received", "send": "sent", "from_all": "from all", "to_all": "to all",
+    "from_pass": "from pass", "to_pass": "to pass",
+}  # fmt: skip
 
 
 def _has_factors(known: Atoms) -> bool:
@@ -197,8 +236,8 @@ def _factors(known: Atoms) -> tuple[tuple[int, ...], ...]:
 def _held(pcg: PCG) -> Mapping[int, tuple[int, ...]]:
     """Node -> the boundaries b such that it is needed between b and b + 1; crossing tensors on both sides."""
     found: dict[int, list[int]] = {}
-    for number, (here, there) in enumerate(pairwise(boundaries(pcg))):
-        inside = needed(pcg, there.crossing or (pcg.loss,), {*here.crossing})
+    for number, here in enumerate(boundaries(pcg)[:-1]):
+        inside = needed(pcg, _results(pcg, number, number + 1), {*here.crossing})
         for index in {*inside, *here.crossing}:
             found.setdefault(index, []).append(number)
     return {index: tuple(numbers) for index, numbers in found.items()}
