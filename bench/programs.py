@@ -22,7 +22,7 @@ from ..codegen.plan.plan import PipelinePlan, Plan
 from ..codegen.planner.plan_graph import plan_graph
 from ..codegen.verification.graph_module import trial_of
 from ..codegen.verification.verify import run as verdicts
-from ..formulation.pipeline.schedule import schedule_names
+from ..formulation.pipeline.schedule import schedule_named, schedule_names
 from ..formulation.strategies.strategy import rows
 from ..model.capture.capture import capture
 from ..model.errors import PartitaError
@@ -83,7 +83,8 @@ class Program:
         for _ in range(DRAWS):
             flags = random_flags(rng, case)
             if "schedule" in flags:
-                flags["schedule"] = rng.choice([name for name in schedule_names() if name != "interlaced"])
+                names = [name for name in schedule_names() if not schedule_named(name).by_operators]
+                flags["schedule"] = rng.choice(names)
             if rng.random() < RECOMPUTED:
                 flags["recompute"] = rng.choice(("full", "selective"))
             try:

@@ -116,7 +116,8 @@ class SearchSpace:
     `mesh` fixes the axes' sizes, not their placement; `mapping` names a placement (`formulation.placement.mappings`).
     `stages` of a pipeline (1: no pipeline), `chunks` virtual stages per device, run in the order of `schedule`: a name,
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
-    fastest is taken (`each_schedule`); with `auto` and `all` interlaced pipelines are tried too where they may pay.
+    fastest is taken (`each_schedule`); with `auto` and `all` interlaced and 3F1B pipelines are tried
+    too where they may pay.
     `overlap`: communication runs while layers compute, in the program and in its price. `compile`: the program compiles
     its blocks, and the kernels of layers are priced as fused.
     `recompute`: a mode for every segment; `auto`, the best of `MODES` for each; `all`, the best of these and of
@@ -268,7 +269,7 @@ class SearchSpace:
 
     @property
     def free(self) -> SearchSpace:
-        """Every plan of the captured graph that a search has if no option is given, but for interlaced pipelines."""
+        """Every plan of the captured graph that a search has if no option is given, but for pipelines tried beside."""
         return SearchSpace(offload=self.offload or None, schedule=ONE_F_ONE_B.name)
 
     @property

@@ -321,7 +321,7 @@ def _check_graph(plan: PipelinePlan, number: int) -> None:
     wanted, found = stage(plan.cut, *plan.bounds[number : number + 2]).graph, plan.stages[number].graph
     if found == wanted:
         return
-    for op in ("receive", "send"):
+    for op in ("receive", "send", "from_pass", "to_pass"):
         if _transferred(found, op) != _transferred(wanted, op):
             raise PartitaError(f"stage {number}: its graph is not what lies between its boundaries ({op})")
     names = [{name for i in graph.of("parameter") for name in graph.nodes[i].originals} for graph in (found, wanted)]

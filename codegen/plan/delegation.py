@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what they return
     from ...formulation.spacetime.graph import Graph as Graph
+    from ...model.graph.stages import Stage as Stage
     from ..live.parallel import Parallel as Parallel
     from ..parallel_graph.graph import ParallelGraph as ParallelGraph
 
 _FUNCTIONS = {
-    "check_shared": "plan.shared_check:check_shared",
+    "check_by_operators": "plan.by_operators_check:check_by_operators",
+    "cut": "plan.by_operators_check:cut",
     "describe": "report.describe:describe",
     "emit": "emission.spmd.emit:emit",
     "emit_pipeline": "emission.pipeline.emit:emit",
-    "emit_interlaced": "plan.spacetime_graph:emit_interlaced",
+    "emit_by_operators": "plan.spacetime_graph:emit_by_operators",
     "emit_space_time": "emission.spacetime.emit:emit",
     "graph_from_json": "parallel_graph.file:from_json",
     "graph_text": "parallel_graph.text:text",
     "graph_to_json": "parallel_graph.file:to_json",
-    "layers": "plan.shared_check:layers",
     "load": "plan.plan_file:load_plan",
     "parallelize": "live.parallelize:parallelize",
     "parallel_graph": "parallel_graph.build:parallel_graph",

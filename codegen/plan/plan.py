@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...model.capture.objective import Loss, TrainedModule
-    from .delegation import Graph, Parallel, ParallelGraph
+    from .delegation import Graph, Parallel, ParallelGraph, Stage
 
 
 Range: TypeAlias = tuple[int, int, int]
@@ -120,8 +120,13 @@ class Plan:
 
     @property
     def cut(self) -> PCG:
-        """The graph that is cut into the stages: all of it, or the layers of an interlaced pipeline."""
+        """The graph that is cut into the stages: all of it, or what its schedule makes of it (`cut_graph`)."""
         return self.graph
+
+    @property
+    def cut_nodes(self) -> tuple[int, ...]:
+        """The index in the whole graph of every node of that graph."""
+        return tuple(range(len(self.graph.nodes)))
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -228,7 +233,7 @@ class Plan:
 
     def emit(self, path: Path | str | None = None) -> str:
         """The program as text; also written to `path` if given."""
-        how = "emit" if self.size == 1 else "emit_pipeline" if self.shared is None else "emit_interlaced"
+        how = "emit" if self.size == 1 else "emit_by_operators" if self.schedule.by_operators else "emit_pipeline"
         text = str(call(how, self))
         if path is not None:
             call("write", path, text)
@@ -296,7 +301,8 @@ class PipelinePlan(Plan):
     their own (`stage_machine`). `schedule` is the order of their work (a name is looked up), `chunks` the number
     of stages a device has. `placement` is the mesh of all ranks, the pipeline's axis outermost; it and the other fields
     without an argument follow from the stages, which have the `choices`. Of an interlaced pipeline, `shared` is the
-    plan on all devices of what they compute together; the stages are cut from the layers (`model.graph.interlaced`).
+    plan on all devices of what they compute together. The stages are cut from what the schedule makes of the graph
+    (`formulation.pipeline.cut_graph`): the layers of an interlaced pipeline, or the folded passes of a repeated one.
     """
 
     row: tuple[int, ...] = ()
@@ -327,7 +333,7 @@ class PipelinePlan(Plan):
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", schedule_named(self.schedule))
-        call("check_shared", self)
+        call("check_by_operators", self)
         check_pipeline(self)
         first = self.stages[0]
         shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile")}
@@ -347,12 +353,16 @@ class PipelinePlan(Plan):
 
     @property
     def cut(self) -> PCG:
-        return self.graph if self.shared is None else self._layers
+        return self._cut.graph
+
+    @property
+    def cut_nodes(self) -> tuple[int, ...]:
+        return self._cut.nodes
 
     @cached_property
-    def _layers(self) -> PCG:
-        graph: PCG = call("layers", self.graph)
-        return graph
+    def _cut(self) -> Stage:
+        made: Stage = call("cut", self)
+        return made
 
     @property
     def lookup_stages(self) -> tuple[int, ...]:

@@ -13,12 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...formulation.pipeline.cut_graph import cut_graph
 from ...formulation.pipeline.orders import read_slot_lines, slot_lines
 from ...formulation.pipeline.schedule import Schedule, SlotTable, schedule_named, with_orders
 from ...formulation.placement.placement import Placement
 from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
 from ...model.graph.batch import with_batch
+from ...model.graph.folded import passes
 from ...model.graph.graph_file import graph_from_json, graph_to_json
 from ...model.graph.interlaced import interlaced
 from ...model.graph.pcg import PCG
@@ -182,7 +184,8 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
     if _kind(data) is None:
         return _stage(data, graph, machine, model)
     row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
-    shared, cut = None, _cut(graph, data)
+    schedule = _schedule(data, graph)
+    shared, cut = None, cut_graph(graph, schedule).graph
     if "shared" in data:
         with _errors_at("what all devices compute", prefix=True):
             own = _object("its entry", data["shared"])
@@ -193,7 +196,7 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
         row,
         bounds,
         stages=_stages(data, cut, stage_machine(machine, row), bounds),
-        schedule=_schedule(data),
+        schedule=schedule,
         chunks=whole(data["chunks"]),
         shared=shared,
         model=model,
@@ -214,7 +217,8 @@ def _rival(data: Mapping[str, Any], plan: Plan, number: int, given: Any) -> Plan
         if "stages" not in own:
             own["choices"] = _spread(graph, own["choices"])
             return _plan(shared | own | {"report": {}}, graph, plan.machine, plan.model)
-        stages, cut = [_object("a stage", entry) for entry in as_list(own["stages"])], _cut(graph, own)
+        stages = [_object("a stage", entry) for entry in as_list(own["stages"])]
+        cut = cut_graph(graph, _schedule(own, graph)).graph
         for entry, ends in zip(stages, pairwise(map(whole, as_list(own["bounds"]))), strict=True):
             part = graph_from_json(entry["graph"]) if "graph" in entry else stage(cut, *ends).graph
             entry |= {"choices": _spread(part, entry["choices"]), "report": {}}
@@ -248,11 +252,6 @@ def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple
 def _common(data: Mapping[str, Any]) -> dict[str, Any]:
     """What all parts of a pipeline have in common."""
     return {key: data[key] for key in ("dtype", "optimizer", "micro_batches", "overlap", "compile") if key in data}
-
-
-def _cut(graph: PCG, data: Mapping[str, Any]) -> PCG:
-    """The graph that is cut into stages."""
-    return interlaced(graph).layers.graph if "shared" in data else graph
 
 
 def _stage(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str, Any]) -> Plan:
@@ -312,9 +311,9 @@ def _report(data: Any) -> dict[str, Any]:
     return report
 
 
-def _schedule(data: Mapping[str, Any]) -> Schedule:
-    """The schedule by its name; one that the solver found has its orders in the file."""
-    named = schedule_named(str(data["schedule"]))
+def _schedule(data: Mapping[str, Any], graph: PCG) -> Schedule:
+    """The schedule of a graph by its name; one that the solver found has its orders in the file."""
+    named = schedule_named(str(data["schedule"])).with_passes(passes(graph))
     if named.limit is None and "orders" not in data:
         return named
     return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))

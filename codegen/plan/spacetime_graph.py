@@ -20,6 +20,7 @@ from ...formulation.spacetime.transformation import Chosen, Transformation, repl
 from ...formulation.strategies.row import Row
 from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
+from ...model.graph.folded import pass_of
 from ...model.graph.layout import B, Layout, S, is_split
 from ...model.graph.segments import segments
 from .plan import Plan
@@ -56,8 +57,8 @@ def space_time_graph(plan: Plan) -> Graph:
     return made
 
 
-def emit_interlaced(plan: Plan) -> str:
-    """The program of an interlaced pipeline: that of its operators on all devices and in their order."""
+def emit_by_operators(plan: Plan) -> str:
+    """The program of an interlaced or repeated pipeline: that of its operators on their devices and in their order."""
     machine = plan.machine.without_memory_limit()  # the planner has compared it
     made = space_time(
         space_time_graph(plan),
@@ -71,6 +72,10 @@ def emit_interlaced(plan: Plan) -> str:
 
 
 def _order(plan: Plan, parts: Sequence[Part]) -> None:
+    if plan.schedule.passes > 1:
+        of, passes = pass_of(plan.graph), range(plan.schedule.passes)
+        in_order(plan.orders, [[op for op in part.ops if of[op.node] == k] for k in passes for part in parts], MICRO)
+        return
     if plan.shared is None:
         in_order(plan.orders, [part.ops for part in parts], MICRO)
         return

@@ -99,7 +99,7 @@ def parts_of(plan: Plan) -> list[Part]:
     numbers, found = ranks(plan.placement), list[Part]()
     if plan.size == 1:
         return [Part(plan, 0, numbers, tuple(range(len(plan.graph.nodes))))]
-    layers = range(len(plan.graph.nodes)) if plan.shared is None else interlaced(plan.graph).layers.nodes
+    whole = plan.cut_nodes
     for number, (part, ends) in enumerate(zip(plan.parts, pairwise(plan.bounds), strict=True)):
         between = stage(plan.cut, *ends)
         if between.graph != part.graph:
@@ -107,7 +107,7 @@ def parts_of(plan: Plan) -> list[Part]:
                 f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
                 "again without --rewrite, or with --stages 1"
             )
-        found.append(Part(part, number, numbers[number % plan.size], tuple(layers[i] for i in between.nodes)))
+        found.append(Part(part, number, numbers[number % plan.size], tuple(whole[i] for i in between.nodes)))
     if plan.shared is not None:
         found.append(Part(plan.everything[-1], len(found), numbers, interlaced(plan.graph).shared.nodes))
     return found

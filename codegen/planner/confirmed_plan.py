@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.cut_graph import cut_graph
 from ...formulation.pipeline.stage_transfers import broadcast_price, transfer_price
 from ...formulation.placement.placement import of_rows
 from ...model.graph.batch import with_batch
@@ -84,9 +85,9 @@ def _own_graphs(
     """The networks of the stages, which equal stages share, each with its own part of the graph."""
     if best.devices == 1:
         return stages
-    graph = with_batch(problem.interlaced or problem.pcg, problem.batch // best.micro_batches)
-    layers = graph if problem.interlaced is None else interlaced(graph).layers.graph
-    cut = [stage(layers, *ends).graph for ends in pairwise(bounds)]
+    graph = with_batch(problem.whole, problem.batch // best.micro_batches)
+    made = cut_graph(graph, best.schedule).graph
+    cut = [stage(made, *ends).graph for ends in pairwise(bounds)]
     cut += [] if problem.interlaced is None else [interlaced(graph).shared.graph]
     return [(replace(e, pcg=own), assignment) for own, (e, assignment) in zip(cut, stages, strict=True)]
 
@@ -146,7 +147,7 @@ def _decoded(
 
 def _whole(problem: PlanningProblem, best: Configuration) -> PCG:
     """The graph of a whole model, for a micro-batch."""
-    return with_batch(problem.interlaced or problem.plain or problem.pcg, problem.batch // best.micro_batches)
+    return with_batch(problem.plain or problem.whole, problem.batch // best.micro_batches)
 
 
 def _pipeline_report(stages: Sequence[Solved], reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

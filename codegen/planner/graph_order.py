@@ -65,7 +65,7 @@ def schedules_of(
 def _running(devices: int, chunks: int, micro_batches: int, *, splits: bool) -> Iterator[Schedule]:
     for schedule in map(schedule_named, schedule_names()):
         fits = schedule.virtual_stages == (chunks > 1) and schedule.splits_backward == splits
-        fits = fits and not schedule.interlaced  # its stages have the order of eager 1F1B
+        fits = fits and not schedule.by_operators  # whose stages are not those of the whole graph
         if fits and schedule.limit is None and not schedule.double_buffered and schedule.runs(devices, micro_batches):
             yield schedule
 

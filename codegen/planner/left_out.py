@@ -70,23 +70,25 @@ def _pipelines(
     if among is not None and among.has_pipelines:
         names = (name if chunks == 1 else f"{name} with {chunks} chunks" for name, chunks in schedules)
         yield f"schedules other than {' and '.join(names)}"
-        if problem.interlaced is not None:
-            yield from _beside_interlaced(problem, schedules)
+        if problem.whole is not problem.pcg:
+            yield from _by_operators(problem, schedules)
     elif problem.machine.devices > 1 and len(boundaries(problem.plain or problem.pcg)) > 2:
         yield "pipelines"
 
 
-def _beside_interlaced(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """What a search of interlaced pipelines lacks that none of the other schedules compared with it has."""
-    if problem.space.stages is None and all(name == INTERLACED_PIPELINE.name for name, _ in schedules):
+def _by_operators(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """What a search of interlaced or repeated pipelines lacks that none of the schedules compared with it has."""
+    own = problem.space.schedule
+    if problem.space.stages is None and all(name == own for name, _ in schedules):
         yield "plans without a pipeline"
-    yield "operators on all devices other than tables, scores and the loss, or with special strategies"
+    if own == INTERLACED_PIPELINE.name:
+        yield "operators on all devices other than tables, scores and the loss, or with special strategies"
     lacking = {
         "selective recomputation": "selective" in problem.space.modes,
         "offload": problem.machine.device.host_bandwidth is not None,
         "parallel branches": bool(find_bundles(problem.pcg)),
     }
-    yield from (f"{what} in interlaced pipelines" for what, lacks in lacking.items() if lacks)
+    yield from (f"{what} in {own} pipelines" for what, lacks in lacking.items() if lacks)
 
 
 def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:
@@ -114,7 +116,7 @@ def _rest(
         yield "rewritings beyond the limits of saturation"
     if found.unrewritten:
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
-    alone = problem.interlaced is None  # else said of interlaced pipelines
+    alone = problem.whole is problem.pcg  # else said of these pipelines
     if alone and problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)

@@ -7,6 +7,7 @@ from ...formulation.pipeline.schedule import schedule_named
 from ...formulation.placement.placement import Placement, Row, distinct, innermost_last, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
+from ...model.graph.folded import passes
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, boundaries_at
 from ...model.machine.machine import Machine, stage_machine
@@ -33,9 +34,10 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     inner = {row: _inner(machine, row, space) for row in found}
     if not space.fixes_placement:
         inner = {row: reordered(places, sizes) for row, places in inner.items()}
-    alone = problem.interlaced is None and space.stages is None
+    alone = problem.whole is graph and space.stages is None
     none = {(1,) * len(machine.hierarchy): problem.placements} if alone else {}
-    return ConfigurationSpace(none | inner, schedule_named(space.schedule), chunks, step_ns)
+    schedule = schedule_named(space.schedule).with_passes(passes(problem.whole))
+    return ConfigurationSpace(none | inner, schedule, chunks, step_ns)
 
 
 def looked_at(graph: PCG, space: SearchSpace) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...formulation.network.network_file import network_json
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
+from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED
 from ...formulation.placement.mappings import mapped, without_ones
 from ...formulation.placement.placement import Placement, reordered
 from ...formulation.search_space import SearchSpace
@@ -19,7 +19,7 @@ from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ..emission.spmd.micro_batches import divided
-from .interlaced_space import interlaced_layers, interlaced_space
+from .by_operators import layers, limited
 from .pipeline_space import inside, looked_at, meshes
 
 MOST_WORK = 2.0**32
@@ -44,10 +44,10 @@ def problem_of(
 
     PartitaError: the options contradict each other, or the model.
     """
-    whole = graph if space.schedule == INTERLACED_PIPELINE.name and looked_at(graph, space) else None
-    if whole is not None:
-        space, graph = interlaced_space(space), interlaced_layers(whole)
-    counts, places = _micro_batches(whole or graph, training, space), _placements(machine, space)
+    whole, schedule = graph, next((s for s in (INTERLACED_PIPELINE, REPEATED) if s.name == space.schedule), None)
+    if schedule is not None and space.stages != 1 and (schedule is REPEATED or looked_at(graph, space)):
+        space, graph = limited(space), layers(whole, schedule)
+    counts, places = _micro_batches(whole, training, space), _placements(machine, space)
     if not space.fixes_axes and not space.fix:
         places = reordered(places, atom_sizes(graph, training.batch, counts))
     _check_fix(space, places)
@@ -57,7 +57,9 @@ def problem_of(
     orders = space.mapping is None and not space.fixes_placement
     return PlanningProblem(
         graph, machine, training, places, counts, applied,
-        most_work=most_work, plain=plain, orders=orders, interlaced=whole,
+        most_work=most_work, plain=plain, orders=orders,
+        interlaced=whole if graph is not whole and schedule == INTERLACED_PIPELINE else None,
+        recycled=whole if graph is not whole and schedule == REPEATED else None,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ...model.training import Training
 from ...solvers.gap import relative_gap
 from ...solvers.protocol import Limits
 from ..plan.plan import Plan
-from .interlaced_space import interlaced_too
+from .by_operators import further_spaces
 from .pipeline_space import looked_at
 from .rivals import rivals, step_ns
 from .start import started
@@ -57,7 +57,8 @@ PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
 def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[Variant]:
     """Every dtype of the training with every schedule of the space, and these with every set of its rules.
 
-    Where the space leaves the schedule open, interlaced pipelines are among them if they may pay (`interlaced_too`).
+    Where the space leaves the schedule open, interlaced and repeated pipelines are among them if they may pay
+    (`further_spaces`).
     What is fixed has the names of the graph's operators in them. PartitaError: see `exact_fixes` and `started`.
     """
     space = started(space, graph, machine, training)
@@ -66,11 +67,11 @@ def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpac
     sets, space = rule_sets(space.rules), replace(space, fix=exact_fixes(graph, space.fix, bool(space.rules)))
     found = []
     for one in training.each_dtype():
-        too = interlaced_too(graph, machine, one, space)
-        spaces = [*space.each_schedule(), *([] if too is None else [too])]
+        further = further_spaces(graph, machine, one, space)
+        spaces = [*space.each_schedule(), *further]
         names = tuple((other.schedule, other.chunks) for other in spaces)
         found += [
-            Variant(one, replace(other, rules=rules), names, len(sets) > 1, added=other is too)
+            Variant(one, replace(other, rules=rules), names, len(sets) > 1, added=other in further)
             for other in spaces
             for rules in sets
         ]

@@ -7,7 +7,7 @@ from typing import Self
 
 from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.strategies.fusion import fused_operands
-from ...formulation.strategies.tensor_classes import Classes, Use, classes
+from ...formulation.strategies.tensor_classes import Classes, Use, classes, kept_between_passes
 from ...formulation.strategies.transitions import Transitions
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, largest_part
@@ -37,6 +37,7 @@ class Conversions:
         plan: Plan,
         weight_versions: int = 0,
         deferred_weight_gradients: int = 0,
+        between_passes: int = 0,
         *,
         delays_messages: bool = False,
         whole: Plan,
@@ -48,6 +49,7 @@ class Conversions:
         self.transitions = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)
         self.classes: Classes = classes(plan.graph)
+        self.between_passes = kept_between_passes(plan.graph, between_passes)
         self.fused = fused_operands(plan.graph) if plan.compile else {}
         found = ((i, plan_spread(plan, i)) for i in plan.graph.of("parameter"))
         self.spreads = {i: spread for i, spread in found if spread is not None}

@@ -12,6 +12,7 @@ from ...formulation.strategies.strategy import rows_taken
 from ...formulation.strategies.tensor_classes import Use, trains
 from ...model.graph.dtypes import ITEMSIZE
 from ...model.graph.layout import COLLECTIVES, Action, Layout, P, R, atom_of, is_split, largest_part
+from ...model.graph.pcg import GIVEN
 from ...model.graph.segments import gives_product
 from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import LookUp, operator
@@ -34,6 +35,8 @@ class OperatorPrices(Conversions):
         self.specials(index)
         if entry.message:
             self.transfer(index, output_bytes)
+        if index in self.between_passes:
+            self.hold("activations", index, self.between_passes[index] * output_bytes)
         if self.keeps_output(index):
             self.stay("activations", index, output_bytes)
         if node.gradient:
@@ -149,7 +152,7 @@ class OperatorPrices(Conversions):
         first.
         """
         node = self.graph.nodes[index]
-        ns, receives = self.transitions.transfer.ns(size_bytes), node.op == "receive"
+        ns, receives = self.transitions.transfer.ns(size_bytes), node.op in GIVEN
         self.hold("reserve", index, messages(node.gradient) * size_bytes)
         count = self.k
         phases: tuple[Phase, ...] = ("forward", "backward")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.orders import KIND_NAMES, in_lock_step
-from ...formulation.pipeline.problem import Problem, Room, Stage, chunked, interlaced_pipeline
+from ...formulation.pipeline.problem import Problem, Room, Stage, build, chunked, interlaced_pipeline
+from ...model.graph.folded import pass_of
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, PriceSlot, StagePrice
 
@@ -40,8 +41,11 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
 
     `shared`: the price of what all devices of an interlaced pipeline compute together. Its slots are runs of every
     device, of stage `SHARED`.
+
+    Where micro-batches go forward several times, updates begin after the last slot of all, so the step has a bound
+    (`solvers/search/repeated_bound.py`).
     """
-    number_of = list(range(len(stages)))
+    number_of = list(range(len(stages))) * plan.schedule.passes
     if shared is None:
         problem, orders = slot_problem(plan, stages), plan.orders
     else:
@@ -55,6 +59,8 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
         for device in task.devices
     ]
     ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
+    if plan.schedule.passes > 1:
+        ends = [max(ends)] * plan.size
     for number, cost in [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]:
         for device in range(plan.size) if number == SHARED else [number % plan.size]:
             made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
@@ -99,9 +105,33 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
     A device ends with the updates of its stages. Where messages pass between slots, a slot is no shorter than its
     message: so none waits for the link.
     """
+    if plan.schedule.passes > 1:
+        return _repeated_problem(plan, stages, room)
     updates = [phase_ns(cost, "update") for cost in stages]
     closing = tuple(sum(updates[device :: plan.size]) for device in range(plan.size))
     return replace(chunked(_chain(plan, stages), plan.size, plan.micro_batches, room), closing_ns=closing)
+
+
+def _repeated_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room) -> Problem:
+    """The slots of a step in which micro-batches go forward several times; passes share this time as their kernels."""
+    count, chain = plan.micro_batches, list[Stage]()
+    shares = [_forward_shares(part, cost, plan.schedule.passes) for part, cost in zip(plan.parts, stages, strict=True)]
+    for number in range(plan.schedule.passes):
+        for cost, share in zip(stages, shares, strict=True):
+            forward = -(-phase_ns(cost, "forward") * share[number] // (count * sum(share)))
+            backward = -(-phase_ns(cost, "backward") // count)
+            chain.append(Stage(max(1, forward), max(1, backward)))
+    trained = (plan.schedule.passes - 1) * plan.size
+    return build(chain, plan.micro_batches, lambda s, m: (s % plan.size,), plan.size, room, trained=trained)
+
+
+def _forward_shares(part: Plan, cost: StagePrice, passes: int) -> list[int]:
+    """For every pass the ns of its kernels, which share what the stage's forwards take."""
+    number, found = pass_of(part.graph), [0] * passes
+    for item in cost.items:
+        if item.phase == "forward" and item.part == "compute":
+            found[number[item.at]] += item.total_ns
+    return found if any(found) else [1] * passes
 
 
 def _chain(plan: Plan, stages: tuple[StagePrice, ...]) -> list[Stage]:

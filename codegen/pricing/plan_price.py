@@ -40,8 +40,10 @@ def plan_price(plan: Plan) -> PlanPrice:
     interlaced pipeline is the longer of both, and operators of all devices take time and memory of each.
     """
     schedule, shape = plan.schedule, (plan.size, plan.chunks, plan.micro_batches)
+    between = schedule.between_passes(plan.size, plan.micro_batches)
     counts = (
-        (schedule.weight_versions(s), schedule.deferred_weight_gradients(*shape, s)) for s in range(len(plan.parts))
+        (schedule.weight_versions(s), schedule.deferred_weight_gradients(*shape, s), between)
+        for s in range(len(plan.parts))
     )
     stages = tuple(
         stage_price(part, *count, delays_messages=schedule.delays_messages)

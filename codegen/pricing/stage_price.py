@@ -21,13 +21,14 @@ def stage_price(
     plan: Plan,
     weight_versions: int = 0,
     deferred_weight_gradients: int = 0,
+    between_passes: int = 0,
     *,
     delays_messages: bool = False,
     read_as_stored: bool = False,
 ) -> StagePrice:
     """The predicted time and memory of a stage, or of a plan without a pipeline.
 
-    The two counts, whether messages are delays between slots, and whether weights are read as they are stored, are
+    The counts, whether messages are delays between slots, and whether weights are read as they are stored, are
     those of `StageContext`.
     """
     known = classes(plan.graph)
@@ -44,7 +45,8 @@ def stage_price(
         busy_ns=plan.machine.busy_ns,
     )
     for part in (plan, *plan.ranges.values()):
-        made = Pricing(part, weight_versions, deferred_weight_gradients, delays_messages=delays_messages, whole=plan)
+        counts = weight_versions, deferred_weight_gradients, between_passes
+        made = Pricing(part, *counts, delays_messages=delays_messages, whole=plan)
         made.run(read_as_stored)
         price.items += made.price.items
         price.kept += made.price.kept

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.layout import COLLECTIVES
 from ..plan.plan import Plan
 from ..pricing.axis_groups import axis_groups, steps_text
@@ -113,6 +114,8 @@ _WHY = {
     ("conversions", "forward", "send"): "to the next stage",
     ("conversions", "backward", "send"): "its gradient comes back",
     ("conversions", "forward", "receive"): "from the stage before",
+    ("conversions", "forward", "to_pass"): "to the next pass",
+    ("conversions", "forward", "from_pass"): "from the pass before",
     ("conversions", "backward", "receive"): "its gradient goes back",
     ("gradients", "update", "send"): "adds gradients of other stages",
 }
@@ -249,23 +252,38 @@ def sent_table(plan: Plan, price: PlanPrice) -> Table:
     unit, size = time_unit(price)
     rows = []
     for number, (part, stage) in enumerate(zip(plan.parts, price.stages, strict=True)):
-        for index in part.graph.of("receive"):
+        repeats = classes(part.graph).passes
+        for index in (i for i in part.graph.of("receive") if part.graph.nodes[i].gradient):
             node = part.graph.nodes[index]
             item = next(i for i in stage.items if i.node == index and i.kind == "receive")
-            under_way = item.ns * plan.micro_batches * (1 + node.gradient)
+            under_way = item.ns * plan.micro_batches * (2 + len(repeats.get(index, ())))
             layout = part.layout_text(index, part.choices[index].output)
             ends = f"{number - 1} to {number}"
             rows.append((ends, node["peer"], layout, bytes_text(item.bytes), f"{under_way / size:,.2f}"))
     rows += _broadcast(plan, price)
+    rows += _to_next_pass(plan, price)
     return Table(
         "Transfers between stages",
         f"Tensors that every device sends to its peer in the next stage; their gradients come back the same way. Of an "
-        "interlaced pipeline also what, or whose gradient, comes from one stage to all. Bytes "
+        "interlaced pipeline also what, or whose gradient, comes from one stage to all; of 3F1B, where passes without "
+        "gradient send the same, also what a pass hands to the next. Bytes "
         f"of a message, {unit} in which all of a step are under way.",
         ("stages", "tensor", "layout", "message", unit),
         tuple(rows),
         words=3,
     )
+
+
+def _to_next_pass(plan: Plan, price: PlanPrice) -> Iterator[tuple[str, Any, str, str, str]]:
+    """Rows of what a pass hands to the next one."""
+    unit_ns = time_unit(price)[1]
+    reads = {part.graph.nodes[i]["peer"]: n for n, part in enumerate(plan.parts) for i in part.graph.of("from_pass")}
+    for number, (part, stage) in enumerate(zip(plan.parts, price.stages, strict=True)):
+        for index in part.graph.of("to_pass"):
+            name, layout = part.graph.nodes[index]["peer"], part.layout_text(index, part.choices[index].output)
+            item = next(i for i in stage.items if i.node == index and i.kind == "to_pass")
+            under_way = f"{item.ns * plan.micro_batches / unit_ns:,.2f}"
+            yield f"{number} to {reads[name]}", name, layout, bytes_text(item.bytes), under_way
 
 
 def _broadcast(plan: Plan, price: PlanPrice) -> Iterator[tuple[str, Any, str, str, str]]:

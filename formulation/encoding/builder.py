@@ -19,7 +19,7 @@ from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.graph_options import GraphOptions, OperatorOptions
 from ..strategies.operand_cost import EdgeTables, OperandCosts
-from ..strategies.tensor_classes import Use, classes, find_cuts, find_cuts_beside
+from ..strategies.tensor_classes import Use, classes, find_cuts, find_cuts_beside, kept_between_passes
 from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
@@ -70,6 +70,7 @@ class NetworkBuilder:
         self.dtype, self.precision = dtype, precision(dtype)
         self.roofline = Roofline(machine, self.precision.compute, options.space.compile)
         self.classes = classes(self.pcg)
+        self.between_passes = kept_between_passes(self.pcg, self.stage.between_passes)
         self._share_tables()
         itemsize = self.precision.itemsize("float32")
         self.together = weights_together(

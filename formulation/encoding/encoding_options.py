@@ -42,12 +42,13 @@ class StageContext:
     `in_flight` micro-batches are kept for backward at once. `transfer` is the price of sending a tensor to another
     stage. `stored` fixes layouts of parameters by name. `weight_versions` copies are kept besides each trained weight,
     whose gradient and states then have its layout. The weight gradients of `deferred_weight_gradients` micro-batches
-    wait, with the output gradients that they are computed from. `delays_messages`: overlapped messages are delays
-    between slots, of which the first one counts; else a sender is busy with each. `inside`: for bounds on what a part
-    costs inside a larger one; the first layer hides its traffic too, also if there is no other. `shared` holds the
-    tables of other stages of the model. `gathers_alone`: each weight travels in its own message, as in programs
-    that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so the reserve is for the
-    parts of weights that a rank stores.
+    wait, with the output gradients that they are computed from. `between_passes` micro-batches wait for their next pass
+    through the pipeline, with what is handed to it, and what several passes read. `delays_messages`: overlapped
+    messages are delays between slots, of which the first one counts; else a sender is busy with each. `inside`: for
+    bounds on what a part costs inside a larger one; the first layer hides its traffic too, also if there is no other.
+    `shared` holds the tables of other stages of the model. `gathers_alone`: each weight travels in its own
+    message, as in programs that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so
+    the reserve is for the parts of weights that a rank stores.
     """
 
     in_flight: int = 1
@@ -55,6 +56,7 @@ class StageContext:
     stored: Mapping[str, Layout] = field(default_factory=dict, hash=False)
     weight_versions: int = 0
     deferred_weight_gradients: int = 0
+    between_passes: int = 0
     delays_messages: bool = False
     inside: bool = False
     gathers_alone: bool = False

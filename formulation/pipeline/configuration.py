@@ -98,11 +98,16 @@ class Configuration:
     def modes(self, recompute: tuple[str, ...]) -> tuple[str, ...]:
         """The modes of recomputation allowed for its stages: a split backward would recompute twice.
 
-        Programs of interlaced pipelines recompute whole layers.
+        Programs of space-time plans recompute whole layers.
         """
-        if self.schedule.interlaced:
+        if self.schedule.by_operators:
             return tuple(mode for mode in recompute if mode in ("none", "full"))
         return ("none",) if self.schedule.splits_backward else recompute
+
+    @property
+    def between_passes(self) -> int:
+        """Micro-batches between two passes through the pipeline: the most of any stage, for which all are planned."""
+        return self.schedule.between_passes(self.devices, self.micro_batches)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations `stage` keeps at once."""

@@ -8,6 +8,7 @@ before its backward. A stage runs on the device whose order has its slots; in Ch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ...model.errors import PartitaError
@@ -176,6 +177,18 @@ def three_f_one_b(stages: int, micros: int, passes: int = 3, in_turn: bool = Fal
                 ends[slot] = free[s] = step + (2 if slot.kind == "B" else 1)
         step += 1
     return tuple(map(tuple, orders))
+
+
+def repeated_passes(device: int, devices: int, micro_batches: int, passes: int) -> Iterator[tuple[str, int, int]]:
+    """The slots of a device in `three_f_one_b`, their kinds spelled out: pass p of stage s is stage p·S + s."""
+    return (
+        (KIND_NAMES[slot.kind], slot.stage, slot.micro) for slot in _repeated(devices, micro_batches, passes)[device]
+    )
+
+
+@lru_cache(maxsize=256)
+def _repeated(devices: int, micro_batches: int, passes: int) -> Orders:
+    return three_f_one_b(devices, micro_batches, passes)
 
 
 def interlaced(stages: int, micros: int, shared: Sequence[int] = (0,), recompute: bool = False) -> Orders:

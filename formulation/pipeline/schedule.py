@@ -21,8 +21,8 @@ from typing import NamedTuple
 from ...model.errors import PartitaError
 from . import device_orders
 from .evaluate import starts_ns
-from .orders import KIND_NAMES, DeviceOrder, Orders, Slot, device_slots
-from .problem import Stage, chunked
+from .orders import KIND_NAMES, DeviceOrder, Orders, Slot, device_slots, repeated_passes
+from .problem import Stage, chunked, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Schedule:
 
     `interlaced`: all devices together look up tokens and compute the loss between the slots of their stages
     (`orders.in_lock_step`); the formula is a lower bound of the step, which is priced slot by slot.
+
+    `passes`: how often a micro-batch goes forward through all stages before it goes back, as the model says
+    (`model.graph.folded`); only the last pass keeps activations. `order` takes it too; pass k of stage s is stage
+    k · devices + s in its slots.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Schedule:
     limit: Callable[[int, int], int] | None = None
     copied: bool = False
     interlaced: bool = False
+    passes: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -73,7 +78,12 @@ class Schedule:
     @property
     def delays_messages(self) -> bool:
         """True if overlapped messages are priced as delays between slots, not as a part of their sender's slots."""
-        return self.priced_by_slots and not self.virtual_stages
+        return self.priced_by_slots and not self.virtual_stages and self.passes == 1
+
+    @property
+    def by_operators(self) -> bool:
+        """True if its programs are those of space-time plans, operator by operator."""
+        return self.interlaced or self.passes > 1
 
     def runs(self, devices: int, micro_batches: int) -> bool:
         """True if it can run this number of micro-batches."""
@@ -123,14 +133,22 @@ class Schedule:
         """Most forwards that `stage` runs before its first backward."""
         return self._count(devices, chunks, micro_batches, stage).ahead
 
+    def between_passes(self, devices: int, micro_batches: int) -> int:
+        """The most micro-batches that have begun their first pass on a stage, and not their last one."""
+        return _between(self, devices, micro_batches) if self.passes > 1 else 0
+
     def _count(self, devices: int, chunks: int, micro_batches: int, stage: int) -> _Counts:
         """The counts of a stage; where the order is yet to be found, its limit."""
         if self.limit is not None:
             return _Counts(*(self.limit(devices, micro_batches),) * 3)
         return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices]
 
+    def with_passes(self, passes: int) -> Schedule:
+        """The same of a model whose micro-batches go forward so often."""
+        return replace(self, passes=passes) if self.passes > 1 else self
+
     def _slots(self, device: int, devices: int, chunks: int, micro_batches: int) -> list[Slot]:
-        more = (*([chunks] if self.virtual_stages else []), *([1] if self.double_buffered else []))
+        more = [chunks] * self.virtual_stages + [1] * self.double_buffered + [self.passes] * (self.passes > 1)
         return device_slots(self.order, device, devices, micro_batches, *more)
 
 
@@ -146,13 +164,23 @@ class _Counts(NamedTuple):
 def _counts(schedule: Schedule, device: int, devices: int, chunks: int, micro_batches: int) -> tuple[_Counts, ...]:
     """The counts of every stage of a device."""
     slots, last = schedule._slots(device, devices, chunks, micro_batches), "W" if schedule.splits_backward else "B"
+    first = device + (schedule.passes - 1) * devices  # earlier passes keep nothing
 
     def counted(kinds: Sequence[str]) -> _Counts:
         kept = accumulate((kind == "F") - (kind == last) for kind in kinds)
         deferred = accumulate((kind == "B") - (kind == "W") for kind in kinds)
         return _Counts(max(kept), max(deferred), kinds.index("B"))
 
-    return tuple(counted([s.kind for s in slots if s.stage == device + c * devices]) for c in range(chunks))
+    return tuple(counted([s.kind for s in slots if s.stage == first + c * devices]) for c in range(chunks))
+
+
+@cache
+def _between(schedule: Schedule, devices: int, micro_batches: int) -> int:
+    most = 0
+    for device, own in enumerate(schedule.orders(devices, 1, micro_batches)):
+        steps = {device: 1, device + (schedule.passes - 1) * devices: -1}  # the first pass begins, the last one
+        most = max(most, *accumulate(steps.get(slot.stage, 0) for slot in own if slot.kind == "F"))
+    return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +214,9 @@ def with_orders(schedule: Schedule, orders: Orders, micro_batches: int) -> Sched
 def check_orders(schedule: Schedule, orders: Orders, chunks: int, micro_batches: int) -> None:
     """PartitaError unless these orders have every slot once, on its device, and come to an end."""
     stage = Stage(1, 1, weight_ns=int(schedule.splits_backward))
+    if schedule.passes > 1:
+        starts_ns(repeated([stage] * len(orders), micro_batches, schedule.passes), orders)
+        return
     starts_ns(chunked([stage] * len(orders) * chunks, len(orders), micro_batches), orders)
 
 
@@ -221,13 +252,18 @@ INTERLACED_PIPELINE = Schedule(
     "interlaced", "interlaced pipeline", device_orders.eager_one_f_one_b, has_step_formula=True, interlaced=True
 )
 """SuperScaler's interlaced pipeline in lock step: the stages of an eager 1F1B pipeline, the tables on all devices."""
+REPEATED = Schedule("3f1b", "3F1B", repeated_passes, passes=3)
+"""SuperScaler's 3F1B: several forwards through the pipeline, one backward, for models that recycle (AlphaFold 2)."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")
 """What `all` stands for: GPipe and eager 1F1B gain on 1F1B only by hiding messages, and 2BW is another way to train."""
 
 _REGISTRY = {
-    s.name: s for s in (ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER, INTERLACED_PIPELINE)
-}
+    s.name: s
+    for s in (
+        ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER, INTERLACED_PIPELINE, REPEATED
+    )
+}  # fmt: skip
 
 
 def register_schedule(schedule: Schedule) -> Schedule:

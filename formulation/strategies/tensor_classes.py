@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ...model.graph.atoms import atoms
+from ...model.graph.folded import is_folded, pass_of
 from ...model.graph.layout import B, Layout, R, S, atom_of, is_split, splittable
 from ...model.graph.origin import origin
-from ...model.graph.pcg import PCG
+from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.recycling import twins
 from ...model.graph.segments import segments
 from ...model.operators.operator import is_random, operator
@@ -169,6 +170,22 @@ def handover(pcg: PCG, node: int, sizes: tuple[int, ...]) -> Layout:
         layout.append(S(batch) if batch is not None and fits else R)
         parts += [size] if fits else []
     return tuple(layout)
+
+
+def kept_between_passes(pcg: PCG, micro_batches: int) -> Mapping[int, int]:
+    """Of how many micro-batches a stage keeps each tensor until another pass reads it, if so many are between passes.
+
+    Of all that is what several passes read. What a pass hands to the next is one tensor for each pass, and a
+    micro-batch waits for one of them.
+    """
+    if not micro_batches or not is_folded(pcg):
+        return {}
+    known, number = classes(pcg), pass_of(pcg)
+    found = dict.fromkeys(pcg.of("from_pass"), -(-micro_batches // max(1, *number)))
+    for tensor, reads in known.reads.items():
+        if pcg.nodes[tensor].op not in SOURCES and len({number[use.node] for use in reads}) > 1:
+            found[tensor] = micro_batches
+    return found
 
 
 def without_addends(layout: Layout) -> Layout:

@@ -22,10 +22,10 @@ from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
 from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
 from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
+from .repeated_bound import FinishBound
 from .shared_operators import Least
 from .shortest_cut import Times, best_path
 from .state import Effort, Level, Proved, Stages
-from .zero_bubble_bound import ZeroBubbleBound
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -50,7 +50,7 @@ class Parts(Protocol):
         ...
 
     @property
-    def zero_bubble(self) -> ZeroBubbleBound | None:
+    def finish_bound(self) -> FinishBound | None:
         """Bound on finish times, if the step is more than the sum of busy times."""
         ...
 
@@ -106,7 +106,7 @@ class _CutSearch:
         self.target, self.effort = target, effort
         self.until = monotonic() + effort.seconds
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
-        self.zero_bubble, self.beside_ns = parts.zero_bubble, parts.beside.ns
+        self.finish_bound, self.beside_ns = parts.finish_bound, parts.beside.ns
         self.count = len(self.floors)
         self.kinds = positions_by_kind(parts.stages, parts.kind, parts.shared)
         self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
@@ -174,17 +174,17 @@ class _CutSearch:
 
     def _finish_times(self, busy: list[Times]) -> list[Times]:
         """[p] arrays: bounds on each stage's finish time, between any two places."""
-        if self.zero_bubble is None:
+        if self.finish_bound is None:
             return busy
         at = np.array([b for b, _ in self.places])
-        return [self.zero_bubble.finish_time(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
+        return [self.finish_bound.finish_time(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
 
     def _stage_finish_times(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
         """Bounds on the finish times of stages with these busy times."""
-        if self.zero_bubble is None:
+        if self.finish_bound is None:
             return busy
         spans = enumerate(pairwise(b for b, _ in places))
-        return [int(self.zero_bubble.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
+        return [int(self.finish_bound.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
         return self.beside_ns + self.configuration.step_ns(self._stage_finish_times(places, busy))

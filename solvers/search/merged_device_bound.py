@@ -66,6 +66,7 @@ class MergedDeviceBound(PartNetworks):
             kept,
             weight_versions=own.weight_versions,
             deferred_weight_gradients=own.deferred_weight_gradients,
+            between_passes=own.between_passes,
             inside=inside,
         )
         return _encoding(self.pipeline, self.merged, own.micro_batches, (i, j), modes, stage)

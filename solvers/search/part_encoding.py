@@ -51,6 +51,7 @@ def encoding(
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
+            between_passes=configuration.between_passes,
             delays_messages=configuration.schedule.delays_messages,
             inside=inside,
             gathers_alone=configuration.schedule.splits_backward,

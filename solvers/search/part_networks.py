@@ -26,10 +26,10 @@ from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .part_encoding import encoding
 from .pipeline_problem import PipelineProblem
+from .repeated_bound import FinishBound
 from .shared_operators import NOTHING, Least, least
 from .shortest_cut import Times
 from .state import Effort, Level
-from .zero_bubble_bound import ZeroBubbleBound
 
 _T = TypeVar("_T")
 
@@ -79,8 +79,8 @@ class PartNetworks:
         return self.pipeline.transfer_floors(self.configuration)
 
     @property
-    def zero_bubble(self) -> ZeroBubbleBound | None:
-        return self.pipeline.zero_bubble(self.configuration)
+    def finish_bound(self) -> FinishBound | None:
+        return self.pipeline.finish_bound(self.configuration)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
@@ -217,8 +217,9 @@ class _Variables:
     def __init__(self, found: Encoding, weights: tuple[str, ...]) -> None:
         nodes = found.pcg.nodes
         self.found = found
-        self.left = [self._operator(i) for i, n in enumerate(nodes) if n.op == "receive"]
-        self.right = [self._operator(i) for i, n in enumerate(nodes) if n.op == "send"]
+        decided = [(i, n.op) for i, n in enumerate(nodes) if i in found.operators]  # not what repeats another pass
+        self.left = [self._operator(i) for i, op in decided if op == "receive"]
+        self.right = [self._operator(i) for i, op in decided if op == "send"]
         stored = {
             nodes[base].name: self._choices(variable, [storage.space.layout(int(c)) for c in storage.codes])
             for base, (variable, storage) in found.weights.items()

@@ -16,12 +16,14 @@ from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.node_floors import floors_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
+from ...model.graph.folded import pass_of
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
+from .repeated_bound import FinishBound, RepeatedBound
 from .shared_operators import Least
 from .shortest_cut import Times
 from .zero_bubble_bound import ZeroBubbleBound
@@ -126,11 +128,14 @@ class PipelineProblem:
         """[n, n]: lower bounds on the times of parts (i, j) at any placement; INFINITE where i >= j."""
         return _floors(self, configuration.micro_batches, configuration.devices)
 
-    def zero_bubble(self, configuration: Configuration) -> ZeroBubbleBound | None:
+    def finish_bound(self, configuration: Configuration) -> FinishBound | None:
         """Bound on finish times if the schedule is priced by slots; None if busy times give the step."""
         if not configuration.schedule.priced_by_slots or configuration.chunks > 1:  # busy times of a device add up
             return None
         p, k = configuration.devices, configuration.micro_batches
+        if configuration.schedule.passes > 1:
+            _, first, backward, _ = _sums(self, k, p, first=True)
+            return RepeatedBound(first + backward, _sums(self, k, p)[1] + backward, k)
         _, forward, backward, inward = _sums(self, k, p)
         ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
         return ZeroBubbleBound(forward, backward, inward, ahead, k)
@@ -141,12 +146,17 @@ class PipelineProblem:
         price = transfer_price(q.machine, configuration.row)
         devices = q.machine.devices // configuration.devices
         nodes = with_batch(q.pcg, q.batch // k).nodes
-        crossing = ([nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg))
-        once = np.array([sum(price.ns(n.numel * item(n.dtype) // devices) for n in own) for own in crossing])
-        counts = (2 * k, 2 * k)
-        if q.space.hides_messages(q.machine):
-            counts = (1, 0) if configuration.schedule.delays_messages else (k, k)
-        return np.outer(counts, once)
+        crossing = [[nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg)]
+
+        def once(gradient: bool) -> Times:
+            """[n]: what crosses each boundary, sent once; or the gradients that come back."""
+            own = ((n for n in each if n.gradient or not gradient) for each in crossing)
+            return np.array([sum(price.ns(n.numel * item(n.dtype) // devices) for n in each) for each in own])
+
+        ahead, back = once(gradient=False), once(gradient=True)
+        if not q.space.hides_messages(q.machine):
+            return np.stack([k * (ahead + back)] * 2)
+        return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
 
     def graph(self, i: int, j: int, micro_batches: int) -> PCG:
         """The graph of part (i, j) for one micro-batch; it may receive partial sums, as inside a larger part."""
@@ -205,11 +215,16 @@ def _floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times
 
 
 @lru_cache(maxsize=512)
-def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
-    """[4, n]: lower bounds on the times of everything before each boundary, for one micro-batch (see `Floor`)."""
+def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int, first: bool = False) -> Times:
+    """[4, n]: lower bounds on the times of everything before each boundary, for one micro-batch (see `Floor`).
+
+    `first`: of forwards, those of the first pass alone.
+    """
     q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
     floors = floors_ns(small, q.machine, count, precision(q.training.dtype), q.space.compile)
+    if first:
+        floors[1] *= np.array(pass_of(q.pcg)) == 0
     before = np.cumsum(floors, axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)
     return before[:, [b.position for b in boundaries(q.pcg)]]

@@ -33,7 +33,8 @@ class PlanningProblem:
     Placements with so many axes that one elimination takes more than `most_work` additions are left out. If `pcg` has
     alternatives, `plain` is the graph without them, used for placements with too many axes for the alternatives.
     `orders`: other orders of the placements' axes are searched too, if that is little work. `interlaced`: the whole
-    graph where all devices share some operators (`model.graph.interlaced`); `pcg` are then its layers.
+    graph where all devices share some operators (`model.graph.interlaced`); `pcg` are then its layers. `recycled`: the
+    whole graph where micro-batches pass a pipeline several times (`model.graph.folded`); `pcg` is then folded.
     """
 
     pcg: PCG
@@ -46,6 +47,12 @@ class PlanningProblem:
     plain: PCG | None = None
     orders: bool = False
     interlaced: PCG | None = None
+    recycled: PCG | None = None
+
+    @property
+    def whole(self) -> PCG:
+        """The graph of which `pcg` is cut into stages."""
+        return self.interlaced or self.recycled or self.pcg
 
     @property
     def batch(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import partita
 from partita import Machine, PartitaError, capture
 from partita.codegen.plan.plan import PipelinePlan
-from partita.codegen.planner.interlaced_space import interlaced_too
+from partita.codegen.planner.by_operators import interlaced_too
 from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import SHARED, runs
 from partita.codegen.pricing.plan_price import plan_price

@@ -17,7 +17,7 @@ from partita.formulation.pipeline.stage_transfers import messages
 from .pipelines import captured, piped
 
 SCHEDULES = [
-    name for name in schedule_names() if name not in ("solve", "interlaced")
+    name for name in schedule_names() if name != "solve" and not schedule_named(name).by_operators
 ]  # which have no order of their own, or none without operators on all devices
 KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 

@@ -60,7 +60,8 @@ def zero_bubble_bound(plan: PipelinePlan, batch: int) -> ZeroBubbleBound:
         counts,
         SearchSpace(recompute="none"),
     )
-    found = PipelineProblem(problem).zero_bubble(Configuration(plan.row, place.matrix, plan.micro_batches, ZERO_BUBBLE))
+    configuration = Configuration(plan.row, place.matrix, plan.micro_batches, ZERO_BUBBLE)
+    found = PipelineProblem(problem).finish_bound(configuration)
     assert found is not None
     return found
 

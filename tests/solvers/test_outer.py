@@ -143,7 +143,7 @@ def best_of_all(problem: PlanningProblem, space: ConfigurationSpace) -> int | No
         for place, k, inner in product(places, counts, combinations(range(1, last), p - 1)):
             bounds, graph = (0, *inner, last), with_batch(q.pcg, q.batch // k)
             made = Configuration(row, place.matrix, k, schedule)
-            waits = PipelineProblem(q).zero_bubble(made)
+            waits = PipelineProblem(q).finish_bound(made)
             fronts = [front(q, stage(graph, *ends).graph, made, s) for s, ends in enumerate(pairwise(bounds))]
             for taken in product(*fronts):
                 agree = all(a[1] == b[0] for a, b in pairwise(taken)) and len({t[2] for t in taken if t[2]}) < 2

@@ -46,7 +46,7 @@ class Made:
             self.floors[i, j] = sum(int(own[0].min()) for own in each[i:j])
         self.transfer_floors = np.zeros((2, n), dtype=np.int64)
         self.stages = self.floors < INFINITE
-        self.zero_bubble: ZeroBubbleBound | None = None
+        self.finish_bound: ZeroBubbleBound | None = None
         self.beside = NOTHING
         self.asked = 0
 
@@ -117,8 +117,8 @@ def best_of_all(made: Made, configuration: Configuration) -> int | None:
             stored = {taken[0][2], taken[-1][2]} if made.tied and p > 1 else {None}
             if agree and len(stored) == 1:
                 busy = [stages[s][ends] for s, ends in enumerate(taken)]
-                if made.zero_bubble is not None:
-                    busy = [int(made.zero_bubble.finish_time(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
+                if made.finish_bound is not None:
+                    busy = [int(made.finish_bound.finish_time(s, *bounds[s : s + 2], ns)) for s, ns in enumerate(busy)]
                 step = configuration.step_ns(busy)
                 least = step if least is None else min(least, step)
     return least
@@ -141,7 +141,7 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
     schedule = rng.choice(["1f1b", "gpipe", "2bw", "zero-bubble"])
     configuration = Configuration((rng.randint(1, 3),), ((1,),), rng.randint(1, 6), schedule_named(schedule))
     if configuration.schedule.priced_by_slots:
-        made.zero_bubble = some_waits(rng, len(made.segments), configuration)
+        made.finish_bound = some_waits(rng, len(made.segments), configuration)
     expected, state = best_of_all(made, configuration), Proved()
     relaxed = search_cuts(made, configuration, state, INFINITE, Effort(Level.RELAXED))
     assert relaxed is None and state.bound <= (expected or INFINITE)
@@ -150,7 +150,7 @@ def test_it_finds_the_best_of_all(seed: int) -> None:
         assert found is None and state.bound >= INFINITE
         return
     assert found is not None and (found.objective, state.bound) == (expected, expected)
-    assert made.zero_bubble or configuration.step_ns([a.objective for a in found.answers]) == expected
+    assert made.finish_bound or configuration.step_ns([a.objective for a in found.answers]) == expected
     below, above = Proved(), Proved()
     assert search_cuts(made, configuration, below, expected, Effort(Level.CLOSED)) is None and below.bound == expected
     assert search_cuts(made, configuration, above, expected + 1, Effort(Level.CLOSED)).objective == expected

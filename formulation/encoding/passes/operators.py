@@ -5,9 +5,11 @@ from functools import partial
 import numpy as np
 
 from ....model.graph.constants import built_once
+from ....model.graph.pcg import GIVEN
 from ....model.operators.operator import operator
 from ...network.chains import Position
-from ...network.network import Table
+from ...network.network import INFINITE, Table
+from ...pipeline.stage_transfers import messages
 from ...strategies.operand_cost import EdgeTables
 from ...strategies.tensor_classes import Use, trains
 from ..builder import Conversion, NetworkBuilder
@@ -52,11 +54,14 @@ class Operators(EncodingPass):
         itemsize = builder.precision.itemsize(builder.pcg.nodes[node].dtype)
         cost = (found.time_ns + found.forward_ns * (len(readers) - 1)) * builder.micro_batches
         if operator(builder.pcg.nodes[node].op).message:
-            cost = cost + self._messages_ns(node)
+            cost = cost + self._messages_ns(node, repeats=len(readers) - 1)
+            if builder.pcg.nodes[node].op in ("from_pass", "to_pass"):
+                cost = np.where(found.output == costs.handover(node)[0], cost, INFINITE)
         use = found.kept_bytes * builder.stage.in_flight + found.transient_bytes
         if _defers(builder, node):
             waiting = builder.stage.deferred_weight_gradients * itemsize
             use = use + found.output_space.numel[found.output] * waiting
+        use = use + self._copies(node) * found.output_space.numel[found.output] * itemsize
         for reader in readers:
             for operand in range(len(found.inputs)):
                 cost = cost + costs.undecided_ns(reader, operand)
@@ -70,21 +75,27 @@ class Operators(EncodingPass):
             use += sum(handed) * size
         return cost, use[:, None]
 
-    def _messages_ns(self, node: int) -> Table:
-        """What a step waits for the messages of a `send` or `receive`, per option.
+    def _copies(self, node: int) -> int:
+        """Of how many micro-batches a tensor is there, beside those kept for backward: it waits, or is under way."""
+        builder = self.builder
+        under_way = messages(False) * operator(builder.pcg.nodes[node].op).message
+        return builder.between_passes.get(node, 0) + under_way * (len(builder.readers(node)) - 1)
+
+    def _messages_ns(self, node: int, repeats: int) -> Table:
+        """What a step waits for the messages of a `send` or `receive`, per option, and of passes that repeat it.
 
         Both ends wait where the program does: for the value one way, for its gradient the other way. Where
         messages hide, only the sender, or, where they are delays between slots, all for the first one.
         """
         builder, this = self.builder, self.builder.pcg.nodes[node]
-        found, gradient, receives = builder.node_options.of(node), int(this.gradient), int(this.op == "receive")
+        found, gradient, receives = builder.node_options.of(node), int(this.gradient), int(this.op in GIVEN)
         sizes = found.output_space.numel[found.output] * builder.precision.itemsize(this.dtype)
         if not builder.options.space.hides_messages(builder.machine):
-            count = builder.micro_batches * (1 + gradient)
+            count = builder.micro_batches * (1 + gradient + repeats)
         elif builder.stage.delays_messages:
             count = receives
         else:
-            count = builder.micro_batches * (gradient if receives else 1)
+            count = builder.micro_batches * (gradient if receives else 1 + repeats)
         return count * builder.transitions.transfer.ns_array(sizes)
 
 
@@ -92,7 +103,8 @@ def operator_key(builder: NetworkBuilder, node: int) -> object:
     """The key of the tables of an operator's variable."""
     number, operands = builder.node_options.number(node), range(len(builder.node_options.of(node).inputs))
     kinds = tuple(tuple(builder.costs.kind(reader, p) for p in operands) for reader in builder.readers(node))
-    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node)
+    waits = builder.between_passes.get(node, 0)
+    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits
 
 
 def _handed_over(builder: NetworkBuilder, node: int) -> tuple[bool, ...]:

@@ -1,14 +1,19 @@
-"""Interlaced pipelines in the search space: what they lack, and whether they are tried where no schedule is named."""
+"""Interlaced and repeated pipelines in the search space: what they lack, and when they are tried unasked.
+
+Their programs are those of space-time plans, operator by operator.
+"""
 
 from dataclasses import replace
 
 from ...formulation.decisions import UNDECIDED
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
+from ...formulation.pipeline.cut_graph import cut_graph
+from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED, Schedule, schedule_named
 from ...formulation.search_space import SearchSpace
 from ...formulation.spacetime.graph import Graph
 from ...model.errors import PartitaError
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.interlaced import interlaced, lookup_tables
+from ...model.graph.folded import passes
+from ...model.graph.interlaced import lookup_tables
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
@@ -20,6 +25,24 @@ CROWDED = 0.1
 """Share of a device's memory from which on tables crowd the stage that has them."""
 
 
+def further_spaces(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[SearchSpace]:
+    """The spaces of such pipelines that are searched too where a space leaves the schedule open."""
+    found = (interlaced_too(graph, machine, training, space), repeated_too(graph, machine, space))
+    return [other for other in found if other is not None]
+
+
+def repeated_too(graph: PCG, machine: Machine, space: SearchSpace) -> SearchSpace | None:
+    """The space of pipelines that a model passes several times (3F1B), if it recycles and no option excludes them."""
+    if not space.leaves_schedule_open or machine.devices == 1 or passes(graph) == 1:
+        return None
+    other = replace(space, schedule=REPEATED.name, chunks=1)
+    try:
+        limited(other)
+        return other if looked_at(layers(graph, REPEATED), other) else None
+    except PartitaError:
+        return None
+
+
 def interlaced_too(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> SearchSpace | None:
     """The space of interlaced pipelines, if they may pay where a space leaves the schedule open; else None.
 
@@ -29,8 +52,8 @@ def interlaced_too(graph: PCG, machine: Machine, training: Training, space: Sear
     if not space.leaves_schedule_open or machine.devices == 1 or not looked_at(graph, space):
         return None
     try:
-        interlaced_space(space)
-        interlaced_layers(graph)
+        limited(replace(space, schedule=INTERLACED_PIPELINE.name))
+        layers(graph, INTERLACED_PIPELINE)
     except PartitaError:
         return None
     form, states = precision(training.dtype), optimizer_states(training.optimizer)
@@ -41,14 +64,14 @@ def interlaced_too(graph: PCG, machine: Machine, training: Training, space: Sear
     return replace(space, schedule=INTERLACED_PIPELINE.name, chunks=1)
 
 
-def interlaced_layers(graph: PCG) -> PCG:
-    """The layers of a model that become stages. PartitaError: it has no interlaced pipelines, or no program of them."""
-    Graph(graph)  # refuses what programs of interlaced pipelines cannot compute
-    return interlaced(graph).layers.graph
+def layers(graph: PCG, schedule: Schedule) -> PCG:
+    """What becomes stages. PartitaError: the model has no such pipelines, or no program of them."""
+    Graph(graph)  # refuses what programs of space-time plans cannot compute
+    return cut_graph(graph, schedule).graph
 
 
-def interlaced_space(space: SearchSpace) -> SearchSpace:
-    """The space of interlaced pipelines. PartitaError: an option that their programs, of space-time plans, lack."""
+def limited(space: SearchSpace) -> SearchSpace:
+    """The space of such pipelines. PartitaError: an option that their programs, of space-time plans, lack."""
     lacks = {
         "--fix": space.fix,
         "--start": space.decided != UNDECIDED,
@@ -61,5 +84,6 @@ def interlaced_space(space: SearchSpace) -> SearchSpace:
     }
     given = next((option for option, wanted in lacks.items() if wanted), None)
     if given is not None:
-        raise PartitaError(f"{given}: interlaced pipelines do not have that; plan with another --schedule")
+        kind = schedule_named(space.schedule).name
+        raise PartitaError(f"{given}: {kind} pipelines do not have that; plan with another --schedule")
     return replace(space, bundles=False, offload=False)

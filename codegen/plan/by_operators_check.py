@@ -1,27 +1,35 @@
-"""Checks of what all devices of an interlaced pipeline compute together."""
+"""Checks of pipelines whose programs are written operator by operator: interlaced and repeated ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...formulation.pipeline.cut_graph import cut_graph
 from ...formulation.placement.placement import of_rows
-from ...formulation.strategies.tensor_classes import classes
+from ...formulation.strategies.tensor_classes import classes, handover
 from ...model.errors import PartitaError
+from ...model.graph.folded import passes
 from ...model.graph.interlaced import interlaced
 from ...model.graph.layout import Layout, R, atom_of, is_split
-from ...model.graph.pcg import PCG
+from ...model.graph.stages import Stage
 from .checks import layout_words
 
 if TYPE_CHECKING:
     from .plan import PipelinePlan, Plan
 
 
-def layers(graph: PCG) -> PCG:
-    """What the stages of an interlaced pipeline are cut from."""
-    return interlaced(graph).layers.graph
+def cut(plan: Plan) -> Stage:
+    """The graph that is cut into the stages of a plan, with the index of every node in the whole one."""
+    return cut_graph(plan.graph, plan.schedule)
 
 
-def check_shared(plan: PipelinePlan) -> None:
+def check_by_operators(plan: PipelinePlan) -> None:
+    """PartitaError unless what all devices share, and what passes hand on, fits the stages."""
+    _check_shared(plan)
+    _check_passes(plan)
+
+
+def _check_shared(plan: PipelinePlan) -> None:
     """What all devices of an interlaced pipeline compute together is on all of them, and fits the stages."""
     shared, first = plan.shared, plan.stages[0]
     if plan.schedule.interlaced != (shared is not None):
@@ -50,6 +58,18 @@ def check_shared(plan: PipelinePlan) -> None:
                     f"stage {number} has {name!r} as {' '.join(here)}, all devices together as "
                     f"{' '.join(crossing[name])}"
                 )
+
+
+def _check_passes(plan: PipelinePlan) -> None:
+    """Micro-batches go forward as often as the model says; what a pass hands to the next has the layout for that."""
+    given, count = plan.schedule.passes, passes(plan.graph)
+    if given > 1 and given != count:
+        raise PartitaError(f"{given} passes of schedule {plan.schedule}: the model has {count}")
+    for number, part in enumerate(plan.stages):
+        for index in (*part.graph.of("from_pass"), *part.graph.of("to_pass")):
+            if part.choices[index].output != handover(part.graph, index, part.placement.sizes):
+                name, layout = part.graph.nodes[index]["peer"], " ".join(layout_words(part, index))
+                raise PartitaError(f"stage {number}: a pass hands {name!r} to the next as {layout}, not by samples")
 
 
 def _check_read_as_stored(shared: Plan) -> None:
