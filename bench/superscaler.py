@@ -5,16 +5,17 @@ AlphaFold2 128). A system is a set of spaces (`SYSTEMS`), and its plan the faste
 every system: each search has the best step so far as its cutoff. So all are priced alike, and so are their programs:
 none of them is slower for want of overlap or of fused kernels, as the real systems may be.
 
-    planner     the whole space without any option, with interlaced pipelines where tables crowd a stage
+    planner     the whole space without any option, with interlaced pipelines where tables crowd a stage, and 3F1B
     interlaced  interlaced pipelines alone, of stages with tensor parallelism in a node (mBART alone)
+    3f1b        3F1B pipelines alone, of stages with data parallelism (AlphaFold2 alone)
     megatron    data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
                 in full where nothing fits otherwise
     alpa        stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
     deepspeed   ZeRO-3 with tensor parallelism in a node; states on the host where nothing fits otherwise
     dap         DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
 
-`ratio` is a system's step by the shorter one of the first two, which the planner finds, and `gap` how far its own may
-be above the optimum of its spaces. Of the paper's plans co-shard and 3F1B pipelines are not among them.
+`ratio` is a system's step by the shortest one of the first three, which the planner finds, and `gap` how far its own
+may be above the optimum of its spaces. Of the paper's plans co-shard is not among them.
 
 Figures 13 and 14 are `co_shard`'s.
 """
@@ -30,7 +31,7 @@ from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_variant
 from ..codegen.planner.variants import Variant, best_of, variants
 from ..formulation.parallelism import Parallelism
-from ..formulation.pipeline.schedule import INTERLACED_PIPELINE, ONE_F_ONE_B
+from ..formulation.pipeline.schedule import INTERLACED_PIPELINE, ONE_F_ONE_B, REPEATED
 from ..formulation.placement.placement import divisors
 from ..formulation.search_space import SearchSpace
 from ..model.errors import DoesNotFitError, NoPlanError, PartitaError
@@ -107,19 +108,32 @@ def interlaced(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
     ]  # fmt: skip
 
 
+def repeated(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
+    """Micro-batches pass all stages several times; stages share samples, and layers are recomputed where that fits."""
+    yield [
+        SearchSpace(
+            parallelism=Parallelism(dp=devices // stages, tp=1, zero=0),
+            stages=stages, schedule=REPEATED.name,
+        )
+        for stages in sorted(divisors(devices))
+        if stages > 1
+    ]  # fmt: skip
+
+
 Spaces = Callable[[int, int], Iterator[Sequence[SearchSpace]]]
 SYSTEMS: Mapping[str, Spaces] = {
     "planner": planner,
     "interlaced": interlaced,
+    "3f1b": repeated,
     "megatron": megatron,
     "alpa": alpa,
     "deepspeed": deepspeed,
     "dap": dap,
 }
 """Groups of spaces, of all devices and of those in a node; one counts only where those before it have no plan."""
-OURS = ("planner", "interlaced")
+OURS = ("planner", "interlaced", "3f1b")
 """Those whose plans the planner finds."""
-FAMILIES = {"interlaced": "mbart", "dap": "alphafold2"}
+FAMILIES = {"interlaced": "mbart", "3f1b": "alphafold2", "dap": "alphafold2"}
 """The models of systems that are for some alone, by how their names begin."""
 
 

@@ -33,6 +33,12 @@ def test_interlaced_stages_have_tensor_parallelism_in_a_node() -> None:
     assert sizes == [(stages, 16 // stages, 1, "interlaced") for stages in (2, 4, 8, 16)]
 
 
+def test_stages_of_3f1b_share_samples() -> None:
+    (spaces,) = SYSTEMS["3f1b"](16, 8)
+    sizes = [(s.stages, s.parallelism.tp, s.parallelism.dp, s.schedule) for s in spaces]
+    assert sizes == [(stages, 1, 16 // stages, "3f1b") for stages in (2, 4, 8, 16)]
+
+
 def test_ratios_are_to_the_best_plan_that_the_planner_finds() -> None:
     """Here the interlaced pipeline, which another system beats by more than its gap."""
     steps = {"planner": 4.0, "interlaced": 3.0, "megatron": 2.0}
