@@ -48,7 +48,8 @@ class StageContext:
     bounds on what a part costs inside a larger one; the first layer hides its traffic too, also if there is no other.
     `shared` holds the tables of other stages of the model. `gathers_alone`: each weight travels in its own
     message, as in programs that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so
-    the reserve is for the parts of weights that a rank stores.
+    the reserve is for the parts of weights that a rank stores. `without_messages`, `without_updates`: for bounds of
+    steps that are timed slot by slot; the options are those of the full price.
     """
 
     in_flight: int = 1
@@ -61,4 +62,6 @@ class StageContext:
     inside: bool = False
     gathers_alone: bool = False
     read_as_stored: bool = False
+    without_messages: bool = False
+    without_updates: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

@@ -81,8 +81,18 @@ class Configuration:
 
     @property
     def rounds(self) -> int | None:
-        """R in step = max W + (Σ W - max W) / R; None: the step is max W, or priced slot by slot."""
+        """R in step = max W + (Σ W - max W) / R, or in its bound; None: the step is max W, or has another bound."""
         return self.schedule.rounds(self.chunks, self.micro_batches)
+
+    @property
+    def formula_bounds(self) -> bool:
+        """True if the step is priced slot by slot, and the formula of slots bounds it."""
+        return self.schedule.formula_bounds and self.devices > 1
+
+    @property
+    def rounding_ns(self) -> int:
+        """What the step may be shorter than the formula, since slots are rounded down."""
+        return self.micro_batches + self.devices if self.formula_bounds else 0
 
     @property
     def weight_versions(self) -> int:

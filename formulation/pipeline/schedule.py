@@ -38,7 +38,8 @@ class Schedule:
     weights let a step begin before the one before it has ended; its gradients are a step old.
 
     `has_step_formula`: the step is the formula in `configuration.py`, with which search and prices are exact for equal
-    stages. Else the step is priced slot by slot, and the search minimises a lower bound of it.
+    stages. Else the step is priced slot by slot, and the search minimises a lower bound of it. `formula_bounds`: that
+    bound is the formula, of the slots alone and the updates of the first stage.
 
     `admits(devices, micro_batches)`: False for numbers of micro-batches that the schedule cannot run; `needs` puts that
     in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to
@@ -60,6 +61,7 @@ class Schedule:
     virtual_stages: bool = False
     double_buffered: bool = False
     has_step_formula: bool = False
+    formula_bounds: bool = False
     admits: Callable[[int, int], bool] | None = None
     needs: str = ""
     limit: Callable[[int, int], int] | None = None
@@ -73,7 +75,7 @@ class Schedule:
     @property
     def priced_by_slots(self) -> bool:
         """True if a step is priced slot by slot, from the order."""
-        return not (self.has_step_formula or self.double_buffered)
+        return self.formula_bounds or not (self.has_step_formula or self.double_buffered)
 
     @property
     def delays_messages(self) -> bool:
@@ -90,8 +92,8 @@ class Schedule:
         return self.admits is None or self.admits(devices, micro_batches)
 
     def rounds(self, chunks: int, micro_batches: int) -> int | None:
-        """R in step = max W + (Σ W - max W) / R; None: the step is max W, or priced slot by slot."""
-        return micro_batches * chunks if self.has_step_formula else None
+        """R in step = max W + (Σ W - max W) / R, or in its bound; None: the step is max W, or has another bound."""
+        return micro_batches * chunks if self.has_step_formula or self.formula_bounds else None
 
     def weight_versions(self, stage: int) -> int:
         """Further versions of the weights, and gradients of a second step, that a stage keeps: in the weights' size."""
@@ -234,7 +236,7 @@ def _one_a_device(devices: int, micro_batches: int) -> bool:
 ONE_F_ONE_B = Schedule("1f1b", "1F1B", device_orders.one_f_one_b, has_step_formula=True, copied=True)
 EAGER = Schedule("eager-1f1b", "eager 1F1B", device_orders.eager_one_f_one_b, copied=True)
 """Zhuang et al., On Optimizing the Communication of Model Parallelism, MLSys 2023."""
-GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, has_step_formula=True, copied=True)
+GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, formula_bounds=True, copied=True)
 INTERLEAVED = Schedule(
     "interleaved", "interleaved 1F1B", device_orders.interleaved, virtual_stages=True, has_step_formula=True,
     admits=_multiple_of_devices, needs="a multiple of", copied=True,

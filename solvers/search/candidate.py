@@ -52,7 +52,8 @@ def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> in
     """Lower bound on the step, in ns: all arithmetic spread evenly over the devices."""
     total = int(pipeline.floors(configuration)[0, -1])
     share = total // configuration.devices
-    return share if configuration.rounds is None else share + (total - share) // configuration.rounds
+    waited = 0 if configuration.rounds is None else (total - share) // configuration.rounds
+    return max(0, share + waited - configuration.rounding_ns)
 
 
 def plainness(row: Row, matrix: tuple[Row, ...]) -> tuple[object, ...]:

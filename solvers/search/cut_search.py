@@ -55,6 +55,11 @@ class Parts(Protocol):
         ...
 
     @property
+    def messages(self) -> Times | None:
+        """[n]: the least messages across each boundary that a step takes besides, if its formula bounds it."""
+        ...
+
+    @property
     def beside(self) -> Least:
         """What the devices take, at least, beside the stages."""
         ...
@@ -106,7 +111,8 @@ class _CutSearch:
         self.target, self.effort = target, effort
         self.until = monotonic() + effort.seconds
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
-        self.finish_bound, self.beside_ns = parts.finish_bound, parts.beside.ns
+        self.finish_bound, self.messages = parts.finish_bound, parts.messages
+        self.beside_ns = parts.beside.ns - configuration.rounding_ns
         self.count = len(self.floors)
         self.kinds = positions_by_kind(parts.stages, parts.kind, parts.shared)
         self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
@@ -160,7 +166,10 @@ class _CutSearch:
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._stage_times(f, shared) for f in set(flights)}
             path = best_path(
-                self._finish_times([times[f] for f in flights]), self.configuration.rounds, self.configuration.devices
+                self._finish_times([times[f] for f in flights]),
+                self.configuration.rounds,
+                self.configuration.devices,
+                None if self.messages is None else self.messages[[b for b, _ in places]],
             )
             if path is None:
                 continue
@@ -187,7 +196,8 @@ class _CutSearch:
         return [int(self.finish_bound.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
-        return self.beside_ns + self.configuration.step_ns(self._stage_finish_times(places, busy))
+        sent = 0 if self.messages is None else int(sum(self.messages[b] for b, _ in places))
+        return self.beside_ns + sent + self.configuration.step_ns(self._stage_finish_times(places, busy))
 
     def _places(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
         """All places, and the index of the first one of every boundary."""

@@ -25,6 +25,7 @@ from ...model.graph.interlaced import interlaced
 from ...model.machine.merged_device import merged_device
 from ...model.machine.precision import precision
 from .part_bounds import PartAnswer, Query
+from .part_encoding import View, in_view
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .shared_operators import NOTHING, Least
@@ -58,12 +59,19 @@ class MergedDeviceBound(PartNetworks):
         """The bound of a part; its solution is none of a real placement."""
         return replace(super().solve(i, j, query, effort), objective=None, assignment=None)
 
-    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False) -> Encoding:
+    @property
+    def messages(self) -> Times | None:
+        """The least over all pipeline rows of this size."""
+        own, hierarchy = self.configuration, self.pipeline.problem.machine.hierarchy
+        floors = (self.pipeline.message_floors(own.along(row)) for row in rows(hierarchy, own.devices))
+        return reduce(np.minimum, floors) if own.formula_bounds else None
+
+    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False, view: View = View.BOUND) -> Encoding:
         own = self.configuration
-        q, kept = self.pipeline.problem, in_flight or own.in_flight(0)
+        q = self.pipeline.problem
         modes = own.modes(q.space.modes if in_flight else q.fastest)
-        stage = StageContext(
-            kept,
+        stage = replace(
+            in_view(own, (i, j), in_flight, view),
             weight_versions=own.weight_versions,
             deferred_weight_gradients=own.deferred_weight_gradients,
             between_passes=own.between_passes,

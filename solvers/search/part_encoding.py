@@ -3,6 +3,8 @@
 A process keeps the latest, since a part is solved several times: first ignoring memory, then within it.
 """
 
+from dataclasses import replace
+from enum import Enum
 from functools import lru_cache
 
 from ...formulation.encoding.encode import encode
@@ -17,6 +19,19 @@ from ..backends.table_spread import balanced
 from .pipeline_problem import PipelineProblem
 from .recent import recent
 
+
+class View(Enum):
+    """What a network counts where the formula of slots bounds the step; elsewhere all are `PRICED`.
+
+    `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the update of the first stage. `PLAN`: all
+    that a stage does, each message with its sender, so that a solution is good in all that may be the longest.
+    """
+
+    PRICED = "priced"
+    BOUND = "bound"
+    PLAN = "plan"
+
+
 _KEPT_BYTES = 1 << 31  # of networks that may be asked for again
 
 
@@ -26,18 +41,24 @@ def _bytes_of(found: Encoding) -> int:
 
 @recent(count=6, most_bytes=_KEPT_BYTES, size=_bytes_of)
 def encoding(
-    pipeline: PipelineProblem, configuration: Configuration, i: int, j: int, in_flight: int, inside: bool = False
+    pipeline: PipelineProblem,
+    configuration: Configuration,
+    part: tuple[int, int],
+    in_flight: int,
+    *,
+    inside: bool = False,
+    view: View = View.PRICED,
 ) -> Encoding:
-    """The cost network of part (i, j) with `in_flight` micro-batches (0: ignoring the memory limit).
+    """The cost network of a part with `in_flight` micro-batches (0: ignoring the memory limit).
 
     `inside`: for bounds on what it costs inside a larger part.
     """
     q, row = pipeline.problem, configuration.row
-    if configuration.devices == 1 and (i, j) == (0, pipeline.count - 1):
+    if configuration.devices == 1 and part == (0, pipeline.count - 1):
         shared = _tables(pipeline, configuration)
         return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
     return encode(
-        pipeline.graph(i, j, configuration.micro_batches),
+        pipeline.graph(*part, configuration.micro_batches),
         stage_machine(q.machine, row),
         configuration.placement,
         micro_batches=configuration.micro_batches,
@@ -46,18 +67,27 @@ def encoding(
         options=EncodingOptions(
             q.space, configuration.modes(q.space.modes if in_flight else q.fastest), spread_tables=balanced
         ),
-        stage=StageContext(
-            in_flight=in_flight or configuration.in_flight(0),
+        stage=replace(
+            in_view(configuration, part, in_flight, view),
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             between_passes=configuration.between_passes,
-            delays_messages=configuration.schedule.delays_messages,
             inside=inside,
             gathers_alone=configuration.schedule.splits_backward,
             shared=_tables(pipeline, configuration),
         ),
     )
+
+
+def in_view(configuration: Configuration, part: tuple[int, int], in_flight: int, view: View) -> StageContext:
+    """The counts of a network in a view."""
+    kept, delays = in_flight or configuration.in_flight(0), configuration.schedule.delays_messages
+    if view is View.PRICED or not configuration.formula_bounds:
+        return StageContext(kept, delays_messages=delays)
+    if view is View.PLAN:
+        return StageContext(kept)
+    return StageContext(kept, without_messages=True, without_updates=part[0] > 0)
 
 
 @lru_cache(maxsize=2)

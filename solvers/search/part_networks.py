@@ -24,7 +24,7 @@ from ..elimination.transient_memory import without_windows
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
-from .part_encoding import encoding
+from .part_encoding import View, encoding
 from .pipeline_problem import PipelineProblem
 from .repeated_bound import FinishBound
 from .shared_operators import NOTHING, Least, least
@@ -83,6 +83,10 @@ class PartNetworks:
         return self.pipeline.finish_bound(self.configuration)
 
     @property
+    def messages(self) -> Times | None:
+        return self.pipeline.message_floors(self.configuration) if self.configuration.formula_bounds else None
+
+    @property
     def stages(self) -> npt.NDArray[np.bool_]:
         """[n, n]: every proper part, or the whole alone if there is one stage; only those between fixed cuts."""
         count, cuts = self.pipeline.count, self.pipeline.cuts
@@ -104,8 +108,8 @@ class PartNetworks:
     def shared(self, i: int, j: int) -> tuple[bool, ...]:
         return self.pipeline.shared(i, j)
 
-    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False) -> Encoding:
-        return encoding(self.pipeline, self.configuration.whole, i, j, in_flight, inside)
+    def encoding(self, i: int, j: int, in_flight: int, inside: bool = False, view: View = View.BOUND) -> Encoding:
+        return encoding(self.pipeline, self.configuration.whole, (i, j), in_flight, inside=inside, view=view)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """Solve a part; if memory is ignored, only for a bound on every part that contains it."""
@@ -128,15 +132,34 @@ class PartNetworks:
         inside = solution.bound if bounded else 0
         if solution.assignment is None or (bounded and not whole):
             return PartAnswer(solution.bound, inside=inside, prices=prices)
-        ends, flights = variables.ends(solution.assignment), query.in_flight
-        return PartAnswer(solution.bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
+        bound, flights = solution.bound, query.in_flight
+        if self.configuration.formula_bounds and not whole:
+            if effort.rough or (effort.cutoff is not None and bound >= effort.cutoff):
+                return PartAnswer(bound, prices=prices)
+            solution = self._as_planned(i, j, query, replace(effort, cutoff=None))
+            if solution.assignment is None:
+                return PartAnswer(bound, prices=prices)
+            verdict = evaluate(found.network, solution.assignment)
+            solution = replace(solution, objective=verdict.cost)
+        assert solution.assignment is not None
+        ends = variables.ends(solution.assignment)
+        return PartAnswer(bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
+
+    def _as_planned(self, i: int, j: int, query: Query, effort: Effort) -> Solution:
+        """A solution that is short in all that a stage does, where the bound counts its slots alone."""
+        found = self.encoding(i, j, query.in_flight, view=View.PLAN)
+        network = self._in_share(_Variables(found, tuple(self.pipeline.weights)).restricted(query))
+        return self._solved(network, effort)
 
     def decoded(self, i: int, j: int, in_flight: int, answer: PartAnswer) -> tuple[Encoding, tuple[int, ...]]:
         """The network of a stage, and its assignment from the answer of any part of its kind."""
-        found = self.encoding(i, j, in_flight)
+        found = self.encoding(i, j, in_flight, view=View.PRICED)
         assert answer.assignment is not None and answer.objective is not None
         verdict = evaluate(found.network, answer.assignment)
-        assert verdict.feasible and verdict.cost == answer.objective, (verdict, answer.objective)
+        counted = verdict.cost == answer.objective or (
+            self.configuration.formula_bounds and verdict.cost >= answer.objective
+        )
+        assert verdict.feasible and counted, (verdict, answer.objective)
         return found, answer.assignment
 
     def count_options(self, network: Network) -> None:

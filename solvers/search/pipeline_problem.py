@@ -129,8 +129,9 @@ class PipelineProblem:
         return _floors(self, configuration.micro_batches, configuration.devices)
 
     def finish_bound(self, configuration: Configuration) -> FinishBound | None:
-        """Bound on finish times if the schedule is priced by slots; None if busy times give the step."""
-        if not configuration.schedule.priced_by_slots or configuration.chunks > 1:  # busy times of a device add up
+        """Bound on finish times if the schedule is priced by slots; None if busy times give the step, or its bound."""
+        slots = configuration.schedule.priced_by_slots and not configuration.schedule.formula_bounds
+        if not slots or configuration.chunks > 1:  # busy times of a device add up
             return None
         p, k = configuration.devices, configuration.micro_batches
         if configuration.schedule.passes > 1:
@@ -142,21 +143,30 @@ class PipelineProblem:
 
     def transfer_floors(self, configuration: Configuration) -> Times:
         """[2, n]: lower bounds on a stage's time to receive, and to send, what crosses each boundary (`Operators`)."""
-        q, k, item = self.problem, configuration.micro_batches, precision(self.problem.training.dtype).itemsize
-        price = transfer_price(q.machine, configuration.row)
-        devices = q.machine.devices // configuration.devices
-        nodes = with_batch(q.pcg, q.batch // k).nodes
+        k, (ahead, back) = configuration.micro_batches, self._crossing_ns(configuration)
+        if not self.problem.space.hides_messages(self.problem.machine):
+            return np.stack([k * (ahead + back)] * 2)
+        if configuration.formula_bounds:
+            return np.stack([0 * ahead] * 2)
+        return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
+
+    def message_floors(self, configuration: Configuration) -> Times:
+        """[n]: lower bounds on the messages across each boundary, both ways, that pass between slots."""
+        ahead, back = self._crossing_ns(configuration)
+        return ahead + back if self.problem.space.hides_messages(self.problem.machine) else 0 * ahead
+
+    def _crossing_ns(self, configuration: Configuration) -> tuple[Times, Times]:
+        """[n] each: lower bounds on sending what crosses each boundary, of a micro-batch, and the gradients back."""
+        q, item = self.problem, precision(self.problem.training.dtype).itemsize
+        price, devices = transfer_price(q.machine, configuration.row), q.machine.devices // configuration.devices
+        nodes = with_batch(q.pcg, q.batch // configuration.micro_batches).nodes
         crossing = [[nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg)]
 
         def once(gradient: bool) -> Times:
-            """[n]: what crosses each boundary, sent once; or the gradients that come back."""
             own = ((n for n in each if n.gradient or not gradient) for each in crossing)
             return np.array([sum(price.ns(n.numel * item(n.dtype) // devices) for n in each) for each in own])
 
-        ahead, back = once(gradient=False), once(gradient=True)
-        if not q.space.hides_messages(q.machine):
-            return np.stack([k * (ahead + back)] * 2)
-        return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
+        return once(gradient=False), once(gradient=True)
 
     def graph(self, i: int, j: int, micro_batches: int) -> PCG:
         """The graph of part (i, j) for one micro-batch; it may receive partial sums, as inside a larger part."""

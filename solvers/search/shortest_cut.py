@@ -33,30 +33,35 @@ class CutPath:
     objective: int
 
 
-def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> CutPath | None:
+def best_path(
+    times: Sequence[Times], rounds: int | None, devices: int, messages: Times | None = None
+) -> CutPath | None:
     """The cheapest path from node 0 to the last; `times[s]` [n, n] holds W_s, INFINITE where there is none.
 
     `rounds` is R, the micro-batches times the stages of each of the `devices` (None: minimize M). Ties go to the
-    smaller M, then to the earlier nodes. None if there is no path.
+    smaller M, then to the earlier nodes. None if there is no path. `messages` [n]: a step takes those of every node of
+    its path besides.
     """
-    loosest = _shortest(times, INFINITE - 1)
+    sums = times if messages is None or rounds is None else [np.minimum(t + rounds * messages, INFINITE) for t in times]
+    loosest = _shortest(sums, times, INFINITE - 1)
     if loosest is None:
         return None
-    least, taken = loosest[0], [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
+    taken = [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
+    least = loosest[0] if sums is times else (_shortest(times, times, INFINITE - 1) or loosest)[0]
     each = [t[(t >= least // len(times)) & (t <= max(taken))] for t in {id(t): t for t in times}.values()]
-    values = np.unique(np.concatenate(each))  # the loosest path has the least sum, so no smaller M can win
+    values = np.unique(np.concatenate(each))  # no path has a smaller M
     known = {len(values) - 1: loosest}
 
     def shortest(at: int) -> tuple[int, tuple[int, ...]]:
         if at not in known:
-            known[at] = _shortest(times, int(values[at])) or (INFINITE, ())
+            known[at] = _shortest(sums, times, int(values[at])) or (INFINITE, ())
         return known[at]
 
     def cost(at: int, total: int) -> tuple[int, int]:
-        longest = max(int(values[at]), -(-total // devices))
+        longest = int(values[at]) if messages is not None else max(int(values[at]), -(-total // devices))
         return INFINITE if total >= INFINITE else waited(longest, total, rounds), at
 
-    best = cost(len(values) - 1, least)
+    best = cost(len(values) - 1, loosest[0])
     stack = [(0, len(values) - 1)]
     while stack:
         first, last = stack.pop()
@@ -68,13 +73,13 @@ def best_path(times: Sequence[Times], rounds: int | None, devices: int) -> CutPa
     return CutPath(shortest(best[1])[1], best[0])
 
 
-def _shortest(times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
+def _shortest(sums: Sequence[Times], times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
     """The least sum of a path whose stages take at most `most` each, and its nodes."""
     last = len(times[0]) - 1
     reach, came = np.zeros(1, dtype=np.int64), []
-    for s, t in enumerate(times):  # from node 0, and to the last one only
-        part = t[slice(None) if s else slice(1), last:] if s == len(times) - 1 else t[slice(None) if s else slice(1)]
-        through = reach[:, None] + np.where(part <= most, part, INFINITE)
+    for s, (added, t) in enumerate(zip(sums, times, strict=True)):  # from node 0, and to the last one only
+        where = slice(None) if s else slice(1), slice(last if s == len(times) - 1 else 0, None)
+        through = reach[:, None] + np.where(t[where] <= most, added[where], INFINITE)
         came.append(through.argmin(axis=0))
         reach = np.minimum(through[came[-1], np.arange(through.shape[1])], INFINITE)
     if reach[0] >= INFINITE:

@@ -26,16 +26,19 @@ def test_no_path_is_better(seed: int) -> None:
         if rng.random() < 0.8:
             times[i, j] = rng.randint(0, 9)  # few values: many ties
     times = [kinds[min(s, len(kinds) - 1)] for s in range(stages)]
+    sent = np.array([rng.choice([0, 0, 3]) for _ in range(nodes)])
+    messages = sent if rounds is not None and chunks == 1 and seed % 3 == 0 else None
 
     def cost(path: tuple[int, ...]) -> int:
         each = [int(t[u, v]) for t, (u, v) in zip(times, pairwise(path), strict=True)]
         if max(each) >= INFINITE:
             return INFINITE
-        return waited(max(*each, -(-sum(each) // devices)), sum(each), rounds)
+        more = 0 if messages is None else int(sum(messages[v] for v in path[1:]))
+        return waited(max(*each, -(-sum(each) // devices)), sum(each), rounds) + more
 
     paths = [(0, *inner, nodes - 1) for inner in combinations(range(1, nodes - 1), stages - 1)]
     best = min(map(cost, paths), default=INFINITE)
-    found = best_path(times, rounds, devices)
+    found = best_path(times, rounds, devices, messages)
     if best >= INFINITE:
         assert found is None
     else:

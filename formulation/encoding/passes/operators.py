@@ -31,7 +31,7 @@ class Constants(EncodingPass):
             work = operator(this.op).work(this, tuple(builder.pcg.nodes[i] for i in this.inputs))
             time_ns = builder.roofline.ns(np.array([float(work)]), size)
             builder.constants[node] = builder.micro_batches * int(time_ns[0])
-        if node == builder.pcg.loss and not operator(this.op).transfer:
+        if node == builder.pcg.loss and not (operator(this.op).transfer or builder.stage.without_updates):
             builder.constants[node] = builder.constants.get(node, 0) + builder.machine.device.step_ns
 
 
@@ -92,6 +92,8 @@ class Operators(EncodingPass):
         sizes = found.output_space.numel[found.output] * builder.precision.itemsize(this.dtype)
         if not builder.options.space.hides_messages(builder.machine):
             count = builder.micro_batches * (1 + gradient + repeats)
+        elif builder.stage.without_messages:
+            count = 0
         elif builder.stage.delays_messages:
             count = receives
         else:

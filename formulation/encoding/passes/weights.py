@@ -66,7 +66,8 @@ class Weights(EncodingPass):
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
         training_key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages, gradient.excess)
-        key = builder.keep(training_key, lambda: self._training(stored, gradient))
+        updates = not builder.stage.without_updates
+        key = builder.keep(training_key, lambda: self._training(stored, gradient, updates))
         shared = builder.choices.read_together(uses)
         places = [builder.classes.variable(u.node) for u in uses]
         across = shared and any(min(places) <= cut < max(places) for cut in builder.cuts)
@@ -124,7 +125,7 @@ class Weights(EncodingPass):
         found = self._restricted(base, found, gradient)
         if not (found.scattered | found.offloaded).any():
             return found
-        cost, use = self._training(found, gradient)
+        cost, use = self._training(found, gradient, updates=True)
         return found.only(worthwhile(found, cost, use[:, 0]))
 
     def _restricted(self, base: int, found: Storage, gradient: _Gradient) -> Storage:
@@ -161,8 +162,11 @@ class Weights(EncodingPass):
                     letters |= {*options.input_spaces[operand].letters[options.inputs[operand], axis].tolist()}
         return tuple(letters)
 
-    def _training(self, stored: Storage, gradient: _Gradient) -> tuple[Array, Array]:
-        """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1]."""
+    def _training(self, stored: Storage, gradient: _Gradient, updates: bool) -> tuple[Array, Array]:
+        """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1].
+
+        Without `updates` only what every micro-batch takes.
+        """
         builder, precision = self.builder, self.builder.precision
         states = optimizer_states(builder.optimizer)
         use = gradient.excess + stored_bytes(
@@ -174,10 +178,10 @@ class Weights(EncodingPass):
             of_rows = stored, gradient.rows, gradient.ids, precision  # 0 for frozen parameters
             looked_up, moved = looked_up_bytes(*of_rows), looked_up_bytes(*of_rows, builder.machine.device)
             cost = looked_up_ns(looked_up, moved, builder.micro_batches, builder.roofline)
-            return cost, (use + builder.micro_batches * looked_up)[:, None]
+            return cost * updates, (use + builder.micro_batches * looked_up)[:, None]
         mesh = builder.transitions
         cost = per_step_ns(stored, mesh, precision, builder.roofline, states)
         if gradient.stages > 1 and builder.stage.transfer is not None:
             cost = cost + exchange_ns(stored, gradient.stages, precision, builder.stage.transfer)
         each = accumulate_ns(stored, precision, builder.roofline) + scatter_ns(stored, mesh, precision)
-        return cost + builder.micro_batches * each, use[:, None]
+        return cost * updates + builder.micro_batches * each, use[:, None]

@@ -151,12 +151,13 @@ class Windows(EncodingPass):
         """The gradient: added up over micro-batches, and reduced."""
         builder, stored = self.builder, self.builder.weights[base][1]
         precision, mesh, k = builder.precision, builder.transitions, builder.micro_batches
+        once = int(not builder.stage.without_updates)
         return _Streams(
             backward=k * accumulate_ns(stored, precision, builder.roofline),
             backward_traffic=k * scatter_ns(stored, mesh, precision),
-            reduced=reduce_ns(stored, mesh, precision),
+            reduced=once * reduce_ns(stored, mesh, precision),
             backward_calls=k * (1 + stored.scattered),
-            reduced_calls=reduced_once(stored).astype(np.int64),
+            reduced_calls=once * reduced_once(stored).astype(np.int64),
         )
 
     def _conversion(self, conversion: Conversion) -> _Streams:
