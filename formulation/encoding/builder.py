@@ -114,8 +114,8 @@ class NetworkBuilder:
         stage = self.stage
         key = (
             micro_batches, self.precision, self.optimizer, self.options.spread_tables, batch,
-            stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, stage.without_messages,
-            stage.without_updates, self.options.space.overlap, self.options.space.compile,
+            stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
+            self.options.space.compile,
         )  # fmt: skip
         return self.shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
 

@@ -106,7 +106,8 @@ def operator_key(builder: NetworkBuilder, node: int) -> object:
     number, operands = builder.node_options.number(node), range(len(builder.node_options.of(node).inputs))
     kinds = tuple(tuple(builder.costs.kind(reader, p) for p in operands) for reader in builder.readers(node))
     waits = builder.between_passes.get(node, 0)
-    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits
+    silent = operator(builder.pcg.nodes[node].op).transfer and builder.stage.without_messages
+    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits, silent
 
 
 def _handed_over(builder: NetworkBuilder, node: int) -> tuple[bool, ...]:

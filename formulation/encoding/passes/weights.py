@@ -65,8 +65,9 @@ class Weights(EncodingPass):
         if storage_key not in builder.storages:
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
-        training_key = (*storage_key, gradient.rows, builder.sparse.get(base), gradient.stages, gradient.excess)
         updates = not builder.stage.without_updates
+        trained = gradient.rows, builder.sparse.get(base), gradient.stages, gradient.excess, updates
+        training_key = (*storage_key, *trained)
         key = builder.keep(training_key, lambda: self._training(stored, gradient, updates))
         shared = builder.choices.read_together(uses)
         places = [builder.classes.variable(u.node) for u in uses]
