@@ -200,7 +200,7 @@ def test_no_cut_is_faster_than_the_bound_of_the_search(seed: int) -> None:
 
     @cache
     def solved(i: int, j: int, flying: int) -> Solved:
-        found = encoding(pipeline, own, i, j, flying)
+        found = encoding(pipeline, own, (i, j), flying)
         variables = [*found.network.variables]
         for node in (*found.pcg.of("receive"), *found.pcg.of("send")):  # all layouts are one on one device
             if node in found.operators:
