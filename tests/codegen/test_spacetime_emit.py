@@ -273,6 +273,42 @@ def test_backward_finds_its_part_of_a_weight_wherever_it_lay_in_what_forward_fet
     judged(write)
 
 
+class Table(nn.Module):
+    """Tied embeddings in one module, whose weights are fetched at its beginning; `join` names its list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.zeros(16, 8))
+        self.join = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = F.embedding(ids, self.tokens)
+        for layer in self.join:
+            x = x + layer(x)
+        return F.cross_entropy(F.linear(x, self.tokens).flatten(0, 1), labels.flatten())
+
+
+def table_of_addends(graph: Graph) -> None:
+    """The second device looks up zeros, and fetches the table for the scores."""
+    place(graph, "tokens", split(("tokens", 0), 2), [0, 1])
+    for op in graph.forward:
+        for micro in op_trans(op, split("batch", 2, "micro")):
+            inner = split(("join.0.weight", 0), 2, "part") if op.layer == "join.0" else split("batch", 2, "part")
+            how = split_value("w", 2, "part") if op.of.op == "embedding" else inner
+            for device, part in enumerate(op_trans(micro, how)):
+                op_assign(part, device)
+
+
+def test_a_weight_is_read_that_another_of_its_name_hides() -> None:
+    ids = torch.zeros(8, 3, dtype=torch.long)
+    graph = partita.graph(Table(), (ids, ids), batch=8)
+    table_of_addends(graph)
+    plan = partita.space_time(graph, dtype="float64")
+    verdict = plan.verify(steps=1)
+    assert verdict["ok"], verdict["failure"]
+    assert "def join_layer(at" in plan.source()  # `join` is a function of programs
+
+
 @pytest.mark.parametrize("write", [computed_twice, uneven, layers_again])
 def test_the_function_that_segments_share_is_what_each_of_them_would_write(
     write: Write, monkeypatch: pytest.MonkeyPatch

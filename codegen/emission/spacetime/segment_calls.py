@@ -8,7 +8,9 @@ from ....formulation.spacetime.mask import Addends
 from ....formulation.spacetime.materialized import Accumulate, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ..common.rolled_lines import Piece, line, mark, quoted
+from ..common.statements import reserved
 from ..common.text import tuple_text
+from ..templates import defined
 from .data_flow import TEMPLATE, Flow, numbered
 from .function_table import Functions
 from .register_names import Registers, lane_text
@@ -157,9 +159,10 @@ class Blocks(Registers):
         for weight in code.weights:
             register = self._in_phase(weight, phase)
             name, plain = self.name(register), quoted(self.flow.pcg.nodes[register.tensor.node].name)
-            hidden = self.is_kept(register) and {plain, plain + lane} & self.live["w"]
+            kept, live = self.is_kept(register), self.live["w"]
+            hidden = (name != plain + lane and plain + lane in live) or (kept and plain in live)
             if hidden or not weight.text.endswith('"') or name not in (plain, plain + lane):
-                found.append(f"{_key(weight.text)}: {'run.model.parts' if hidden else 'w'}[{name}]")
+                found.append(f"{_key(weight.text)}: {'run.model.parts' if hidden and kept else 'w'}[{name}]")
         return [f"weights={{{', '.join(found)}}}"] if found else []
 
     def _fetched_again(self, code: Code) -> list[str]:
@@ -252,8 +255,8 @@ def _title(segment: DeviceSegment) -> str:
     layers: set[str] = {m[0] for op in segment.ops if (m := re.match(r".*?\.\d+(?=\.|$)", op.of.path))}
     inside = all(f"{op.of.path}.".startswith((".", *(f"{name}." for name in layers))) for op in segment.ops)
     if len(layers) == 1 and len(lists) == 1 and inside:
-        word = re.sub(r"\W+", "_", min(lists)).strip("_")
-        return re.sub(r"s$", "", word) or "layer"
+        word = re.sub(r"s$", "", re.sub(r"\W+", "_", min(lists)).strip("_")) or "layer"
+        return f"{word}_layer" if word in {*defined(), *reserved(), "device"} else word
     return "stage"
 
 

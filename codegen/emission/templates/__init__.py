@@ -27,3 +27,10 @@ def counter_functions(*names: str) -> str:
     body = (FOLDER / "counters.py").read_text().partition("# --- copied from here ---")[2]
     functions = re.split(r"\n(?=def )", body)
     return "\n\n\n".join(f.strip() for f in functions if f.startswith(tuple(f"def {name}(" for name in names)))
+
+
+@cache
+def defined() -> frozenset[str]:
+    """Names of the functions and classes that programs have from templates."""
+    texts = (path.read_text() for path in FOLDER.rglob("*.jinja"))
+    return frozenset(name for text in texts for name in re.findall(r"^(?:{{.*?}})?(?:def|class) (\w+)", text, re.M))
