@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 
 from ...formulation.pipeline.orders import in_lock_step
 from ...formulation.spacetime.graph import Graph
-from ...formulation.spacetime.mask import whole
 from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward
 from ...formulation.spacetime.stages import in_order
@@ -21,7 +20,7 @@ from ...formulation.strategies.row import Row
 from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
 from ...model.graph.folded import pass_of
-from ...model.graph.layout import B, Layout, S, is_split
+from ...model.graph.layout import B, Layout, S, atom_of, chunk, is_split
 from ...model.graph.segments import segments
 from .plan import Plan
 from .spacetime_parts import Part, parts_of
@@ -125,15 +124,21 @@ def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
 def _stored(made: Graph, index: int, part: Part, shared: Collection[int] = ()) -> list[Chosen]:
     """How a parameter is cut where it is stored, axis by axis, and then once more along the axes `shared`.
 
-    Along shared axes the first atom that divides is split; the parameter is whole on an axis if there is none.
+    Along shared axes the first atom that divides is split, in parts of any size; the parameter is whole on an axis if
+    there is none.
     """
-    found, left = list[Chosen](), whole(made.atoms[index].sizes)
+    found, left = list[Chosen](), [{size} for size in made.atoms[index].sizes]  # by atom the sizes of parts
     for axis, name, size in sorted(part.axes, key=lambda known: known[0] in shared):
         letter = part.choice(index).output[axis]
         if axis in shared:
-            letter = next((S(atom) for atom, length in enumerate(left.sizes) if length % size == 0), B)
+            divided = (S(atom) for atom, sizes in enumerate(left) if all(length % size == 0 for length in sizes))
+            letter = next(divided, B)
         found.append(Chosen(Row((), letter), size, name))
-        left = left.cut(letter, size, 0)
+        if is_split(letter):
+            sizes = left[atom_of(letter)]
+            left[atom_of(letter)] = {
+                stop - start for n in sizes for start, stop in (chunk(n, size, 0), chunk(n, size, size - 1))
+            }
     return found
 
 
