@@ -99,6 +99,8 @@ class _Device:
                     lasting = self.prices.graph.of_parameter(register.tensor, GRADIENT)
                     kind = "gradients" if lasting else "transients"
                     self.of[register] = self._new(self.prices.register_bytes(register), kind, index, register.tensor)
+        for span in self.updating:
+            span.touched.append(self.updated)
         return Lifetimes(self.always, tuple(self.spans), self.moved)
 
     def _task(self, index: int, op: Op, run: Run) -> None:
