@@ -18,7 +18,6 @@ from ...formulation.strategies.strategy import rows_taken
 from ...model.errors import PartitaError
 from ...model.graph.interlaced import interlaced
 from ...model.graph.pcg import TRANSFERS
-from ...model.graph.sparse_tables import sparse_tables
 from ...model.graph.stages import stage
 from .choice import Choice
 from .plan import Plan
@@ -47,8 +46,12 @@ class Part:
     def check(self) -> None:
         """Raise PartitaError for what space-time plans cannot express, with its name and what to plan instead."""
         pcg = self.plan.graph
-        for table in sparse_tables(pcg):
-            raise PartitaError(f"{pcg.nodes[table].name!r} has a sparse gradient, which space-time plans lack")
+        own = [i for i in pcg.of("moments") if pcg.nodes[i]["statistics"] == "micro-batch"]
+        if own and self.plan.micro_batches > 1:
+            raise PartitaError(
+                f"{pcg.nodes[own[0]].path!r} normalizes each micro-batch by its own statistics, and parts of a batch "
+                "norm do so by those of the batch: plan again with --statistics batch, or --micro-batches 1"
+            )
         for name, mode in self.plan.recompute.items():
             if mode != "full":
                 how = "but for its products" if mode == "selective" else f"in {mode}"

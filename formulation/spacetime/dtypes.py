@@ -2,13 +2,14 @@
 
 Messages and registers have the dtype of what they hold: gradients of parameters that of gradients, updated parameters
 that of stored ones, and all else the compute dtype, fetched parameters too. Losses and statistics, what is computed
-of them, and constants from which others are computed stay in at least float32.
+of them, and constants from which others are computed stay in at least float32, and so do tables with sparse gradients.
 """
 
 from functools import lru_cache
 
 from ...model.graph.dtypes import FLOATS, ITEMSIZE
 from ...model.graph.pcg import PCG, SOURCES
+from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.precision import Precision
 from ...model.operators.loss import LOSSES
 from ..strategies.tensor_classes import classes
@@ -26,6 +27,8 @@ def dtype_of(pcg: PCG, tensor: PTensor, of: Precision) -> str:
     if node.dtype not in FLOATS:
         return node.dtype
     if node.op == "parameter":
+        if tensor.node in sparse_tables(pcg):  # read as it is stored, and so are its rows
+            return of.master
         return {GRADIENT: of.gradients, UPDATED: of.parameters}.get(tensor.kind, of.compute)
     if of.narrow and (node.op == "buffer" or tensor.node in precise(pcg)):
         return "float32"
@@ -38,9 +41,13 @@ def item_bytes(pcg: PCG, tensor: PTensor, of: Precision) -> int:
 
 
 def stored_dtype(pcg: PCG, node: int, of: Precision) -> str:
-    """The dtype of a parameter as its devices keep it between steps."""
-    dtype = pcg.nodes[node].dtype
-    return of.parameters if dtype in FLOATS else dtype
+    """The dtype of a parameter, or of a buffer, as its devices keep it between steps."""
+    found = pcg.nodes[node]
+    if found.dtype not in FLOATS:
+        return found.dtype
+    if found.op == "buffer":
+        return "float32" if of.narrow else of.compute
+    return of.master if node in sparse_tables(pcg) else of.parameters
 
 
 def constants(pcg: PCG) -> tuple[bool, ...]:

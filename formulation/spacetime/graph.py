@@ -59,15 +59,11 @@ class Graph:
 
     `pcg` has the batch of a whole step. `forward` and `optimizer` are the current operators in topological order, parts
     in place of what they replace. Masks of dropout are from counters. `prover` proves user-defined transformations.
-    Raises PartitaError for buffers updated by a step and for graphs with rewriting alternatives.
+    `kept`: parameters, and buffers that a step changes, of which devices keep parts; `given`: inputs and other buffers,
+    which are whole on all. Raises PartitaError for graphs with rewriting alternatives.
     """
 
     def __init__(self, pcg: PCG, prover: Prover | None = None) -> None:
-        if updated(pcg):
-            names = ", ".join(pcg.nodes[i].name for i in sorted(updated(pcg))[:3])
-            raise PartitaError(
-                f"{names}: buffers that a step changes are not supported in space-time plans; freeze the batch norms"
-            )
         if pcg.alternatives:
             raise PartitaError(
                 "a graph with rewriting alternatives has no unique list of operators: pass the rewritten graph"
@@ -84,6 +80,8 @@ class Graph:
         self.atoms: tuple[Atoms, ...] = atoms(pcg)
         self.dimensions = dimensions(pcg)
         self.batch = batch_of(pcg)
+        self.kept = frozenset((*pcg.of("parameter"), *updated(pcg)))
+        self.given = frozenset((*pcg.of("input"), *pcg.of("buffer"))) - self.kept
         self.orders: list[Order] = []
         self.schedules: list[Schedule] = []
         self.stores: list[Op] = []
@@ -192,8 +190,8 @@ class Graph:
         return frozenset(node for node in range(len(self.pcg.nodes)) if differentiable(self.pcg, node))
 
     def of_parameter(self, tensor: PTensor, kind: str = VALUE) -> bool:
-        """True for the value of a parameter, or another tensor of that `kind`."""
-        return tensor.kind == kind and self.pcg.nodes[tensor.node].op == "parameter"
+        """True for the value of a parameter or of a buffer that a step changes, or another tensor of that `kind`."""
+        return tensor.kind == kind and tensor.node in self.kept
 
     def clear_orders(self) -> None:
         """Forget what `op_order` and `in_order` said."""

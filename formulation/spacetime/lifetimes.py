@@ -21,7 +21,6 @@ MEMORY = ("inputs", "weights", "states", "gradients", "activations", "transients
 """Kinds of memory: batch and buffers, parameters, optimizer states, parameter gradients, tensors saved for backward,
 and all other tensors, such as gradients of activations and communication buffers."""
 
-_HERE = ("input", "buffer")
 _AFTER_FORWARD = (Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
 _ROOM = {"all_reduce": 0, "reduce": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
 """Contiguous staging copies, in units of the larger of input and output, while a collective runs."""
@@ -69,10 +68,10 @@ class _Device:
         self.moved: dict[int, int] = {}
         self.updating: list[Span] = []  # gradients, alive until the last update at `updated`: they are clipped together
         self.updated = 0
+        self.rows: dict[int, list[Span]] = {}  # sparse gradients that were added to one, by id of its span
         self.last_read = {register: at for at, x in enumerate(instructions) for register in waits_for(x)}
         self.always = dict.fromkeys(MEMORY, 0)
-        here = [i for op in _HERE for i in whole.of(op)]
-        self.always["inputs"] = sum(whole.nodes[i].numel * self._item(i) for i in here)
+        self.always["inputs"] = sum(whole.nodes[i].numel * self._item(i) for i in prices.graph.given)
 
     def run(self) -> Lifetimes:
         for index, instruction in enumerate(self.instructions):
@@ -83,6 +82,8 @@ class _Device:
                     self._task(index, op, instruction)
                 case Slice(target, source) | Accumulate(target, source, True):
                     self.of[target] = self.of[source]
+                case Accumulate(target, source) if target.tensor.node in self.prices.rows.tables:
+                    self.rows.setdefault(id(self.of[target]), []).append(self.of[source])
                 case Collective(kind="broadcast", source=Register() as source, target=target):
                     self.of[target] = self.of[source]
                 case Collective(kind="all_reduce" | "reduce", source=Register() as source, target=target) if (
@@ -117,7 +118,8 @@ class _Device:
             case Phase.UPDATE:
                 self.always["states"] += self.prices.states_bytes(op)
                 self.of |= {w: self.of[run.reads[1]] for w in run.writes if w is not None}  # in place
-                self.updating.append(self.of[run.reads[0]])
+                gradient = self.of[run.reads[0]]
+                self.updating += [gradient, *self.rows.get(id(gradient), ())]
                 self.updated = index
         if op.phase in _AFTER_FORWARD:
             for register in run.reads:
@@ -126,7 +128,7 @@ class _Device:
 
     def _forward(self, index: int, op: Op, run: Run) -> None:
         nodes, entry, (write,) = self.pcg.nodes, operator(op.of.op), run.writes
-        moved = [p for p, source in enumerate(op.of.inputs) if nodes[source].op not in _HERE]
+        moved = [p for p, source in enumerate(op.of.inputs) if source not in self.prices.graph.given]
         read = {p: self.of[r] for p, r in zip(moved, run.reads, strict=True)}
         result = PTensor(RECOMPUTED if op.phase is Phase.RECOMPUTE else VALUE, op.node)
         if not entry.passes and len(op.of.inputs) == 1:
@@ -149,6 +151,9 @@ class _Device:
             span.kind = "activations"
             span.touched.append(index)
         for (_, operand), write in zip((w.via or (0, 0) for w in op.writes), run.writes, strict=True):
+            if write is not None and write.tensor.node in self.prices.rows.tables:
+                size = self.prices.rows.gradient_bytes(op.forward)
+                self.of[write] = self._new(size, "gradients", index, write.tensor)
             if write is None or not run.reads:
                 continue
             same = op.of.op in _SAME_GRADIENT and write.mask.numel == run.reads[0].mask.numel

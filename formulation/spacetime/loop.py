@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
+from ...model.graph.sparse_tables import sparse_tables
 from ..pipeline.orders import Orders
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
@@ -93,6 +94,8 @@ def template(graph: Graph, loop: Loop) -> Template | None:
     """
     if loop.count <= SHOWN:
         return None
+    for table in sparse_tables(graph.pcg):
+        raise Irregular(f"the gradient of {graph.pcg.nodes[table].name} has more rows with each")
     unlike = next((op for op in graph.forward if not op.alike), None)
     if unlike is not None:
         raise Irregular(f"those of {unlike.name} have unlike sizes")

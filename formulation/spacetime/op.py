@@ -278,13 +278,13 @@ class Op:
 
     @property
     def reads(self) -> tuple[VTensor, ...]:
-        """Input vTensors, except graph inputs (on every device) and saved tensors (already on its own)."""
+        """Input vTensors, except those that are on every device (`Graph.given`) and saved ones (already on its own)."""
         pcg, nodes = self.graph.pcg, self.graph.pcg.nodes
         if self.phase in (Phase.FORWARD, Phase.RECOMPUTE):
             return tuple(
                 self.graph.part(PTensor(self._source(source), source), self.mask(p))
                 for p, source in enumerate(nodes[self.node].inputs)
-                if nodes[source].op not in ("input", "buffer")
+                if source not in self.graph.given
             )
         if self.phase in (Phase.BACKWARD, Phase.WEIGHT):
             if self.node == pcg.loss:

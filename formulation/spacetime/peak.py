@@ -96,13 +96,15 @@ def _lasting(found: Prediction, device: int) -> Iterator[Alive]:
     runs = [x.op for x in found.program.devices[device] if isinstance(x, Run)]
     for kind, phase in (("weights", Phase.STORE), ("states", Phase.UPDATE)):
         numels = [(op.of.name, op.mask(None).numel) for op in runs if op.phase is phase]
-        yield from _of_parameters(kind, numels, always[kind])
+        of = "parameters and buffers" if any(op.of.op == "buffer" for op in runs if op.phase is phase) else "parameters"
+        yield from _of_parameters(kind, numels, always[kind], of)
     if always["inputs"]:
-        count = len(graph.pcg.of("input")) + len(graph.pcg.of("buffer"))
-        yield Alive(always["inputs"], "inputs", "inputs: the whole batch, and buffers", count)
+        yield Alive(always["inputs"], "inputs", "inputs: the whole batch, and buffers", len(graph.given))
 
 
-def _of_parameters(kind: str, shares: Sequence[tuple[str, int]], size_bytes: int) -> Iterator[Alive]:
+def _of_parameters(
+    kind: str, shares: Sequence[tuple[str, int]], size_bytes: int, of: str = "parameters"
+) -> Iterator[Alive]:
     """One line for what is held of all parameters; `shares`: name and share of each, to name the largest."""
     if not size_bytes:
         return
@@ -112,7 +114,7 @@ def _of_parameters(kind: str, shares: Sequence[tuple[str, int]], size_bytes: int
     largest = max(by_name, key=lambda name: (by_name[name], name))
     count, what = len({name for name, _ in shares}), "optimizer states" if kind == "states" else kind
     part = f", {by_name[largest] / sum(by_name.values()):.0%} of it for {largest}"
-    yield Alive(size_bytes, kind, f"{what} of {count} parameters{part}" if count > 1 else f"{what} of {largest}", count)
+    yield Alive(size_bytes, kind, f"{what} of {count} {of}{part}" if count > 1 else f"{what} of {largest}", count)
 
 
 def _what(span: Span, own: Sequence[Instruction], name: str) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.graph.dtypes import ITEMSIZE
-from ...model.graph.layout import atom_of, is_split
 from ...model.graph.pcg import Node
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 from ...model.machine.machine import Machine
@@ -27,12 +26,13 @@ from ...model.operators.operator import LookUp, operator
 from ...model.optimizers import optimizer_states
 from ..rvd.prices import prices_on
 from ..strategies.option_costs import LOSS_TRANSIENTS
-from ..strategies.strategy import rows
 from .dtypes import constants, item_bytes, stored_dtype
 from .graph import Graph
 from .mask import GRADIENT, PTensor
 from .materialized import Register
-from .op import Cut, Op, Phase
+from .op import Op, Phase
+from .row_price import RowPrices
+from .shares import shares
 from .site import told
 from .special_price import SpecialPrices
 
@@ -62,6 +62,7 @@ class Prices:
         self._even: dict[object, bool] = {}
         self._saved: dict[object, Saved] = {}
         self.special = SpecialPrices(graph, self.precision)
+        self.rows = RowPrices(graph, self.precision, self._roofline)
 
     # Sizes
 
@@ -75,7 +76,8 @@ class Prices:
 
     def states_bytes(self, op: Op) -> int:
         """Bytes that the optimizer keeps for an update: states, and the master copy if there is one."""
-        return op.mask(None).numel * ITEMSIZE[self.precision.master] * (self.states + self.precision.copied)
+        copies = self.precision.copied and op.node not in self.rows.tables
+        return op.mask(None).numel * ITEMSIZE[self.precision.master] * (self.states + copies)
 
     def register_bytes(self, register: Register) -> int:
         return register.mask.numel * self.item(register.tensor)
@@ -121,7 +123,7 @@ class Prices:
         if node.op == "attention" and len(node.shape) != FUSED_DIMS:
             scores = node.numel // node.shape[-1] * sources[1].shape[-2]
             own += scores * op.mask(None).numel // node.numel * self._item(node)
-        for index, part in self._parts(op).items():
+        for index, part in shares(op).items():
             own += entry.split(node, sources, index, part)[1] * self._item(sources[0]) if entry.split else 0
         own += self.special.kept_bytes(op)
         return Saved(tuple(kept), output, own)
@@ -136,9 +138,10 @@ class Prices:
     # Tasks
 
     def task_ns(self, op: Op) -> int:
-        """Time of a task. PartitaError: an unknown operator, a sparse gradient, a missing host link."""
+        """Time of a task. PartitaError: an unknown operator, a missing host link."""
         split = op.forward is not None and op.forward.split
-        key = self._alike(op), op.phase, split, op.region and op.region.sizes
+        looking = op.device if op.node in self.rows.tables else None  # an update of what the device has looked up
+        key = self._alike(op), op.phase, split, op.region and op.region.sizes, looking
         if key not in self._tasks:
             self._tasks[key] = self._task_ns(op)
         return self._tasks[key]
@@ -155,6 +158,8 @@ class Prices:
         match op.phase:
             case Phase.STORE | Phase.KEEP:
                 return 0
+            case Phase.UPDATE if op.node in self.rows.tables:
+                return self.rows.update_ns(op)
             case Phase.UPDATE:
                 return self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
             case Phase.FORWARD | Phase.RECOMPUTE:
@@ -210,7 +215,7 @@ class Prices:
             count = op.mask(None).numel
             total += self.kernel_ns(count, 4.0 * count * self._item(node))
         looked_up = entry.looked_up(node, sources)
-        if looked_up and sources[looked_up[0]].gradient:
+        if looked_up and sources[looked_up[0]].gradient and not node.get("sparse"):
             place = looked_up[0]
             total += self.stream_ns(op.mask(place).numel * self._item(sources[place]))
         return total
@@ -223,11 +228,12 @@ class Prices:
         for place, source in enumerate(sources):
             read: float = op.mask(place).numel * self._item(source)
             if looked_up and place == looked_up.operand:
-                if op.of.get("sparse"):
-                    raise PartitaError(f"{op.of.name!r} has a sparse gradient, which space-time plans do not price")
-                rows = looked_up.elements * self._share(op) * self._item(source)
-                row = self._row(op, looked_up) * self._item(source)
-                read = max(rows, min(rows * (self.machine.device.touched(row) / row), read))
+                # The rows of a sparse table are cast after the look-up: they are read, written and read again before.
+                cast = bool(op.of.get("sparse")) and self.precision.compute != self.precision.master
+                item = ITEMSIZE[self.precision.master] if cast else self._item(source)
+                rows, row = looked_up.elements * self._share(op) * item, self._row(op, looked_up) * item
+                whole = op.mask(place).numel * item
+                read = max(rows, min(rows * (self.machine.device.touched(row) / row), whole)) + 2 * rows * cast
             total += read
         return total
 
@@ -239,38 +245,8 @@ class Prices:
     def _share(self, op: Op) -> float:
         """The fraction of its operator's work in a part."""
         split = operator(op.of.op).split
-        more = (split(op.of, self._sources(op), i, part)[0] if split else 1.0 for i, part in self._parts(op).items())
-        return prod(self._parts(op).values()) * prod(more) * self.special.work(op)
-
-    def _parts(self, op: Op) -> dict[str, float]:
-        """The fraction of every split index that the cuts leave."""
-        parts: dict[str, float] = {}
-        for cut in op.cuts if op.forward is None else op.forward.cuts:
-            index = self._index(op.node, cut)
-            if index and not index.startswith("@") and cut.parts > 1:  # a table split by rows still looks up all ids
-                parts[index] = self._left(op, cut)
-        return parts
-
-    def _left(self, op: Op, cut: Cut) -> float:
-        """The fraction that all cuts leave of the dimension that one of them splits."""
-        letters = ((None, cut.row.output), *enumerate(cut.row.inputs))
-        operand, atom = next((place, atom_of(letter)) for place, letter in letters if is_split(letter))
-        source = op.node if operand is None else op.of.inputs[operand]
-        return op.mask(operand).sizes[atom] / self.graph.atoms[source].sizes[atom]
-
-    def _index(self, node: int, cut: Cut) -> str:
-        """The index that a cut splits; for a user-defined row that of the derived row with its letters."""
-        row = cut.row
-        if row.index is None or row.index[0] != "own":
-            return row.index[0] if row.index else ""
-        letters = (*row.inputs, row.output)
-        if not any(map(is_split, letters)):
-            return ""
-        for known in rows(self.graph.pcg, node):
-            pairs = zip(letters, (*known.inputs, known.output), strict=True)
-            if known.index and all(a == b or not (is_split(a) or is_split(b)) for a, b in pairs):
-                return known.index[0]
-        return "own"
+        more = (split(op.of, self._sources(op), i, part)[0] if split else 1.0 for i, part in shares(op).items())
+        return prod(shares(op).values()) * prod(more) * self.special.work(op)
 
     # Kernels and transfers
 

@@ -16,6 +16,7 @@ from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .graph import Graph, Order
+from .in_place import moved_rows, unlike_changes
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, hull, meet, takes, within
 from .meetings import Meeting, meetings
 from .op import Op, Phase, differentiable
@@ -92,6 +93,7 @@ def tasks(graph: Graph) -> Tasks:
     updates, unassigned = _updates(graph, stores, reached)
     problems += unassigned
     problems += _updated_elsewhere(updates, stores)
+    problems += [*moved_rows(graph, stores, updates), *unlike_changes(graph, stores)]
     keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
     ops = (*stores, *computing, *updates, *keeps)
     meeting, unmet = meetings(computing) if not problems else ({}, [])
@@ -137,12 +139,12 @@ def _unassigned(op: Op) -> str:
 
 
 def _default_stores(graph: Graph) -> list[Op]:
-    """Stores of unplaced parameters, on the devices of their readers (§5)."""
+    """Stores of unplaced parameters and of buffers that a step changes, on the devices of their readers (§5)."""
     placed = {store.node for store in graph.stores}
     wanted: dict[tuple[int, int], list[Mask]] = defaultdict(list)
     for op in graph.forward:
         for operand, source in enumerate(op.of.inputs):
-            if graph.pcg.nodes[source].op == "parameter" and source not in placed and op.device is not None:
+            if source in graph.kept and source not in placed and op.device is not None:
                 wanted[source, op.device].append(Mask(op.mask(operand).box))
     stores = []
     for (node, device), masks in sorted(wanted.items(), key=lambda item: item[0]):
@@ -195,7 +197,7 @@ def _updated_elsewhere(updates: Sequence[Op], stores: Sequence[Op]) -> Iterator[
 
 
 def stored_boxes(stores: Iterable[Op]) -> dict[tuple[int, int | None], list[Box]]:
-    """The boxes that each device keeps, by (parameter, device)."""
+    """The boxes that each device keeps, by (parameter or buffer, device)."""
     found: dict[tuple[int, int | None], list[Box]] = defaultdict(list)
     for store in stores:
         found[store.node, store.device].append(store.mask(None).box)

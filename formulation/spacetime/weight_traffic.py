@@ -119,7 +119,8 @@ class WeightTraffic:
     def of_task_ns(self, run: Run, device: int) -> int:
         """Casts of the weights that a task reads, and accumulation of the gradients that it gives.
 
-        Each is counted once a micro-batch, where the weight is read first, and as far as the device keeps it.
+        Each is counted once a micro-batch, where the weight is read first, and as far as the device keeps it. Tables
+        with sparse gradients are read as they are stored, and their gradients joined as they are updated.
         """
         op, total = run.op, 0
         if op.phase not in _WAYS:
@@ -127,6 +128,8 @@ class WeightTraffic:
         again = {register.tensor for register in run.reads} if op.phase is Phase.BACKWARD else set[PTensor]()
         for operand, node in enumerate(op.of.inputs):
             if not self._weight(node) or self._reader(device, node) != op.node or node in op.of.inputs[:operand]:
+                continue
+            if node in self.prices.rows.tables:
                 continue
             kept = self._kept(op.mask(operand).box, self.messages.stored[node, device])
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:

@@ -158,7 +158,7 @@ def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
         here = tensors[slot][op.device]
         for place in saved:
             source = op.of.inputs[place]
-            if nodes[source].op not in ("input", "buffer"):
+            if source not in graph.given:
                 mask = op.mask(place)
                 here[source, mask] = mask.numel * prices.precision.itemsize(nodes[source].dtype)
         if output:

@@ -1,6 +1,7 @@
 """Planners' plans with any legal choices as space-time plans, and random changes to these.
 
-python -m tests.codegen.conversions 300        # seeds 0 to 299, each converted and then changed
+python -m tests.codegen.conversions 0 300          # seeds 0 to 299, each converted and then changed
+python -m tests.codegen.conversions 0 40 dlrm unet # of these models
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
         small = with_batch(graph, graph.batch // micros)
         choices = drawn(small, sizes, rng, {})
         place = Placement(sizes, tuple((size,) for size in sizes))
-        return _kept_on_devices(Plan(small, machine_of(sizes), place, micros, choices, "float64"))
+        return kept_on_devices(Plan(small, machine_of(sizes), place, micros, choices, "float64", "sgd"))
     schedule = rng.choice(SCHEDULES)
     more: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
     plan = at_random(
-        graph, 2, (2,), max(micros, 2), rng, schedule=schedule,
+        graph, 2, (2,), max(micros, 2), rng, schedule=schedule, optimizer="sgd",
         recompute=schedule != "zero-bubble" and rng.random() < 0.3, **more,
     )  # fmt: skip
-    return _kept_on_devices(plan)
+    return kept_on_devices(plan)
 
 
-def _kept_on_devices(plan: Plan) -> Plan:
+def kept_on_devices(plan: Plan) -> Plan:
     """The plan without states on the host, and with segments recomputed whole."""
     if isinstance(plan, PipelinePlan):
-        stages = tuple(map(_kept_on_devices, plan.stages))
+        stages = tuple(map(kept_on_devices, plan.stages))
         return PipelinePlan(plan.graph, plan.machine, plan.row, plan.bounds, stages, plan.schedule, plan.chunks)
     choices = tuple(replace(choice, offloaded=False) for choice in plan.choices)
     return replace(plan, choices=choices, recompute=dict.fromkeys(plan.recompute, "full"))
@@ -180,11 +181,11 @@ def changed(graph: Graph, seed: int) -> str:
     return ""
 
 
-def _main(first: int, last: int) -> None:
+def _main(first: int, last: int, models: Sequence[str]) -> None:
     counts, reasons = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last):
-            plan = random_plan(random.Random(seed))
+            plan = random_plan(random.Random(seed), models)
             graph = converted(plan)
             if isinstance(graph, str):
                 counts["not converted"] += 1
@@ -212,4 +213,4 @@ def _main(first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(*((0, int(sys.argv[1])) if len(sys.argv) < 3 else map(int, sys.argv[1:3])))
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or MODELS)

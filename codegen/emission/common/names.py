@@ -2,12 +2,12 @@
 
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ....model.graph.constants import built_once
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import P
-from ....model.graph.pcg import PCG
+from ....model.graph.pcg import PCG, Node
 from ....model.operators.keywords import literal
 from ....model.operators.loss import CLASSIFIED, LOSSES
 from ...plan.plan import Plan
@@ -190,3 +190,8 @@ def roles(graph: PCG) -> dict[int, str]:
             source = back(node.inputs[0], "logits", _VIEWS)
             found.setdefault(source, "logits")
     return found
+
+
+def joined_text(node: Node, original: Callable[[str], str] = '"{}"'.format) -> str:
+    """The tensors that a weight joins, name to rows; `original` writes a name."""
+    return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"

@@ -200,7 +200,7 @@ class Flow:
         if found is None:
             run = self.of(op, phase)
             assert run is not None
-            places = [p for p, i in enumerate(op.of.inputs) if self.pcg.nodes[i].op not in ("input", "buffer")]
+            places = [p for p, i in enumerate(op.of.inputs) if i not in self.graph.given]
             found = self._operands[op, phase] = dict(zip(places, run.reads, strict=True))
         return found
 

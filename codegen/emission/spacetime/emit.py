@@ -42,8 +42,8 @@ def emit(
 ) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
-    Raises PartitaError for plans that cannot be emitted: sparse tables, joined parameters, parameters updated where
-    they are not kept.
+    Raises PartitaError for an optimizer that cannot apply sparse gradients, and parameters updated where they are not
+    kept.
     """
     form = precision(dtype)
     check_loss(looped)

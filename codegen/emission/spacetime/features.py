@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Collective, Materialized
 from ....formulation.spacetime.op import Op, Phase
 from ....formulation.special import special_strategy
+from ....model.graph.buffer_updates import updated
 from ....model.graph.pcg import PCG
+from ....model.graph.sparse_tables import sparse_tables
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import Precision
 from ..common import initial, training
@@ -17,7 +20,7 @@ from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
 from ..common.operator_calls import value_lines
 from .function_table import Functions
-from .program_tables import buffers, frozen, kept, overlapping, places
+from .program_tables import buffers, frozen, joined, kept, overlapping, places, sparse
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,21 @@ class SpaceTimeEmission:
         return not all(op.even for op in self.forward)
 
     @property
+    def graph(self) -> Graph:
+        """That of all samples of a step."""
+        return self.looped.graph
+
+    @property
+    def sparse(self) -> bool:
+        """True if some tables have sparse gradients."""
+        return bool(sparse_tables(self.pcg))
+
+    @property
+    def changes(self) -> bool:
+        """True if a step changes buffers."""
+        return bool(updated(self.pcg))
+
+    @property
     def scales_loss(self) -> bool:
         return self.precision.compute == "float16"
 
@@ -95,6 +113,11 @@ def _run(e: SpaceTimeEmission) -> Context:
         "fetches": e.functions.fetches,
         "narrow": e.precision.narrow,
         "buffers": bool(e.pcg.of("buffer")),
+        "stored": " or ".join(
+            f"name in {names}" for names, some in (("SPARSE", e.sparse), ("CHANGED_BUFFERS", e.changes)) if some
+        ),
+        "changes": e.changes,
+        "sparse": e.sparse,
         "widened": e.precision.gradients != e.precision.compute,
         "loss_scale": e.scales_loss,
         "uneven": e.uneven,
@@ -129,7 +152,10 @@ def _devices(e: SpaceTimeEmission) -> Context:
 
 def _weights(e: SpaceTimeEmission) -> Context:
     return {
-        "buffers": bool(e.pcg.of("buffer")),
+        "joined": bool(joined(e.pcg)),
+        "buffers": any(i in e.graph.given for i in e.pcg.of("buffer")),
+        "changes": e.changes,
+        "sparse": e.sparse and e.precision.master != e.precision.parameters,
         "fetches": e.functions.fetches,
         "once": e.once,
         "swapped": e.swaps,
@@ -142,9 +168,11 @@ def _weight_constants(e: SpaceTimeEmission) -> list[str]:
     return [
         "",
         *places(e.program),
+        *joined(e.pcg),
         f"FROZEN = {frozen(e.program)}",
         *([f"KEPT = {kept(e.pcg)}"] if e.functions.fetches else []),
-        *(buffers(e.pcg) if e.pcg.of("buffer") else []),
+        *buffers(e.graph),
+        *([f"SPARSE = {sparse(e.pcg)}"] if e.sparse else []),
     ]
 
 
@@ -170,6 +198,7 @@ def _optimizer(e: SpaceTimeEmission) -> Context:
         "optimizer_call": call,
         "overlapping": overlapping(e.program),
         "copied": e.precision.copied,
+        "sparse": e.sparse,
         "cast": e.precision.gradients != e.precision.master,
         "narrow": e.precision.narrow and not e.precision.copied and not e.precision.mixed,
         "loss_scale": e.scales_loss,
@@ -213,7 +242,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         _tensors,
         imports=lambda e: ["from functools import reduce"] if "added" in e.used.helpers else [],
     ),
-    Feature("helpers.jinja", lambda e: training.helpers(e.used) if e.used.helpers else None),
+    Feature("helpers.jinja", lambda e: training.helpers(e.used, sparse=e.sparse) if e.used.helpers else None),
     Feature("collectives.jinja", _collectives),
     Feature("sources.jinja", _special_strategies),
     Feature("sources.jinja", lambda e: {"sources": [*e.used.functions.values()]} if e.used.functions else None),
@@ -228,7 +257,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     section("Weights, under their names in the original module."),
     Feature(
         "blocks.jinja",
-        lambda _: {"factors": True},
+        lambda e: {"factors": True, "joined": bool(joined(e.pcg))},
         imports=lambda _: ["import itertools"],
         constants=lambda _: training.PIECE,
     ),
@@ -248,7 +277,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.optimizer)),
     Feature(
         "spacetime/training_step.jinja",
-        lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean")},
+        lambda e: {"reduction": e.pcg.nodes[e.pcg.loss].get("reduction", "mean"), "sparse": e.sparse},
     ),
     section("Checkpoints of training, which any plan of the same model and batch can continue from."),
     Feature("spacetime/training_state.jinja", lambda e: {"loss_scale": e.scales_loss}),

@@ -5,13 +5,16 @@ import textwrap
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 
+from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.mask import Addends, Box, meet
 from ....formulation.spacetime.materialized import Collective, Instruction, Materialized, Run, communicates
 from ....formulation.spacetime.meetings import Meeting
 from ....formulation.spacetime.messages import Message
 from ....formulation.spacetime.op import Op, Phase
-from ....model.graph.pcg import PCG
+from ....model.graph.pcg import PCG, Node
+from ....model.graph.sparse_tables import sparse_tables
 from ....model.operators.operator import operator
+from ..common.names import joined_text
 from ..common.text import WIDTH
 
 _KEEPS_NOTHING = ("embedding", "embedding_bag", "gather", "index", "add", "sub", "cat")
@@ -36,7 +39,7 @@ def places(program: Materialized) -> list[str]:
     for op in program.tasks.ops:
         of.setdefault((op.node, op.phase), []).append(op)
     rows: dict[tuple[tuple[tuple[int, ...], ...], str, str], list[str]] = {}
-    for node in graph.pcg.of("parameter"):
+    for node in sorted(graph.kept):
         kept, updated = _parts(of.get((node, Phase.STORE), ())), _parts(of.get((node, Phase.UPDATE), ()))
         name, known = graph.pcg.nodes[node].name, graph.atoms[node]
         whole = tuple((0, size) for size in known.sizes)
@@ -150,22 +153,50 @@ def families(groups: Iterable[tuple[int, ...]], ranks: int) -> tuple[dict[tuple[
 _WORDS = {2: "pairs", 4: "fours", 8: "eights"}
 
 
-def buffers(pcg: PCG) -> list[str]:
-    lines = ["KEPT_BUFFERS = {  # on every rank, by name: shape, dtype (None: the model's)"]
-    for index in pcg.of("buffer"):
-        node = pcg.nodes[index]
-        lines.append(
-            f'    "{node.name}": ({node.shape}, {None if node.dtype == "float32" else "torch." + node.dtype}),'
-        )
-    return [*lines, "}"]
+def buffers(graph: Graph) -> list[str]:
+    """The tables of buffers: of those that are whole on every rank, and of those that a step changes."""
+    nodes = [graph.pcg.nodes[i] for i in graph.pcg.of("buffer") if i in graph.given]
+    changed = [graph.pcg.nodes[i] for i in graph.pcg.of("buffer") if i in graph.kept]
+    lines = list[str]()
+    if nodes:
+        lines += ["KEPT_BUFFERS = {  # on every rank, by name: shape, dtype (None: the model's)"]
+        lines += [*(f'    "{node.name}": ({node.shape}, {_dtype(node)}),' for node in nodes), "}"]
+    if changed:
+        lines += ["CHANGED_BUFFERS = {  # which a step changes, by name: dtype (None: the model's)"]
+        lines += [*(f'    "{node.name}": {_dtype(node)},' for node in changed), "}"]
+    return lines
+
+
+def _dtype(node: Node) -> str:
+    return "None" if node.dtype == "float32" else f"torch.{node.dtype}"
+
+
+def sparse(pcg: PCG) -> str:
+    """Names of the tables with sparse gradients."""
+    return _set([pcg.nodes[i].name for i in sparse_tables(pcg)])
+
+
+def joined(pcg: PCG) -> list[str]:
+    """The constant that names the original tensors of weights that join several; nothing where none does."""
+    found = {pcg.nodes[i].name: joined_text(pcg.nodes[i]) for i in pcg.of("parameter") if _joins(pcg.nodes[i])}
+    if not found:
+        return []
+    lines = ["JOINED = {  # names and rows of the original tensors that lie one below another in a weight"]
+    for name, text in found.items():
+        lines += _filled(f'"{name}": {text},', 4)
+    return [*lines, "}  # fmt: skip"]
+
+
+def _joins(node: Node) -> bool:
+    return bool(node.get("tables") or node.get("joined"))
 
 
 def frozen(program: Materialized) -> str:
     """Names of the weights and buffers that are not trained."""
     pcg = program.tasks.graph.pcg
     trained = {op.node for op in program.tasks.ops if op.phase is Phase.UPDATE}
-    names = [pcg.nodes[i].name for op in ("parameter", "buffer") for i in pcg.of(op) if i not in trained]
-    return _set(names)
+    nodes = [pcg.nodes[i] for op in ("parameter", "buffer") for i in pcg.of(op) if i not in trained]
+    return _set([name for node in nodes for name in dict.fromkeys((node.name, *node.originals))])
 
 
 def kept(pcg: PCG) -> str:

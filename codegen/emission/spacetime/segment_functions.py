@@ -155,8 +155,9 @@ class Segments(FunctionWriter):
         text = "\n".join(body)
         text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
         text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
-        text = re.sub(r", training=mesh.training\b", "", text)  # of batch norms: there is only training
-        text = re.sub(r"\bmesh\.training\b", "True", text)
+        text = re.sub(r",\s+training=mesh\.training\b", "", text)  # of batch norms: there is only training
+        text = re.sub(r"\brunning=\(", "running=at.changed(", text)  # by the first of several micro-batches
+        text = re.sub(r"\b(mesh|self)\.training\b", "True", text)
         parts = {self._axis(op, cut): (op, cut) for op in self.segment.ops for cut in op.cuts}
         self.code.parts = tuple((name, *of) for name, of in parts.items() if re.search(rf"\bat\.{name}\b", text))
         self.code.body, self.code.bases = _body(text)
@@ -251,7 +252,7 @@ class Segments(FunctionWriter):
         key = (register, gradient)
         if key in self.made:
             return self.made[key]
-        if node.op == "parameter":
+        if source in self.flow.graph.kept:
             again = sum(w.text.startswith(f'"{node.name}"') for w in self.code.weights)
             text = f'"{node.name}"' + (f", {again}" if again else "")
             self.code.weights.append(Weight(text, (op, operand), register, gradient))

@@ -2,7 +2,7 @@
 
 from ....formulation.spacetime.materialized import Materialized
 from ....model.errors import PartitaError
-from ....model.graph.sparse_tables import sparse_tables
+from ....model.graph.sparse_tables import check_optimizer
 from ..common import training
 
 
@@ -11,9 +11,4 @@ def check_supported(program: Materialized, optimizer: str) -> None:
     pcg = program.tasks.graph.pcg
     if optimizer not in training.OPTIMIZERS:
         raise PartitaError(f"optimizer {optimizer!r} is none of {', '.join(training.OPTIMIZERS)}")
-    if sparse_tables(pcg):
-        raise PartitaError(f"{pcg.nodes[min(sparse_tables(pcg))].name!r}: sparse gradients are not supported here")
-    for index in pcg.of("parameter"):
-        node = pcg.nodes[index]
-        if node.originals != {node.name: node.shape}:
-            raise PartitaError(f"{node.name!r} joins several parameters, which space-time plans do not support")
+    check_optimizer(pcg, optimizer)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ....model.graph.atoms import atoms
 from ....model.graph.buffer_updates import updated
 from ....model.graph.dtypes import FLOATS
-from ....model.graph.pcg import Node
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.machine.precision import precision
 from ....model.operators.operator import operator
@@ -14,7 +13,7 @@ from ...plan.plan import Plan
 from ...plan.table_spread import spread_argument
 from ...pricing.axis_groups import axis_groups, joint_name, summed_over
 from ..common.conversions import Used, local_part
-from ..common.names import joined_argument
+from ..common.names import joined_argument, joined_text
 from ..common.statements import axes_read
 from ..common.text import tuple_text, wrap
 from .gatherings import ClassGatherings
@@ -64,7 +63,7 @@ class Constructors:
                 original(node.name),
                 shape,
                 *([f"cuts={cuts}"] if cuts else []),
-                *([f"{self.joined_argument}={_joined(node, original)}"] if is_joined else []),
+                *([f"{self.joined_argument}={joined_text(node, original)}"] if is_joined else []),
                 *spread_argument(plan, index, original(node.name)),
             ]
             given = lists_of[index]
@@ -200,8 +199,3 @@ def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """The options that most weights of a class have; `tied` is given for every single weight."""
     counts = Counter((k, v) for of_one in options for k, v in of_one.items() if k != "tied")
     return {k: v for (k, v), count in reversed(counts.most_common()) if 2 * count >= len(options)}
-
-
-def _joined(node: Node, original: Callable[[str], str]) -> str:
-    """The tensors that a weight joins, name to rows."""
-    return f"{{{', '.join(f'{original(name)}: {shape[0]}' for name, shape in node.originals.items())}}}"

@@ -220,7 +220,7 @@ def _unsaved(e: Emission) -> list[str]:
 
 
 def _blocks(e: Emission) -> Context:
-    return {"factors": e.storage.factors}
+    return {"factors": e.storage.factors, "joined": bool(e.storage.joined)}
 
 
 def _parts(e: Emission) -> Context:
