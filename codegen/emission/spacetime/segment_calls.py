@@ -68,7 +68,7 @@ class Blocks(Registers):
                 self._forward(code, block.phase)
             case Phase.BACKWARD:
                 self._backward(code)
-            case Phase.WEIGHT if any(weight.gradient is not None for weight in code.weights):
+            case Phase.WEIGHT if any(weight.goes_back for weight in code.weights):
                 targets, options = self._gradients(code)
                 self._assign(targets, f"run.weight({', '.join([self._call(code), *options])})")
             case Phase.OFFLOAD | Phase.RELOAD if code.has_gradients:
@@ -140,7 +140,7 @@ class Blocks(Registers):
             return
         made = self.flow.made
         targets = [self._put_gradient(made[leaf]) if leaf in made else "_" for leaf in code.values]
-        split = code.segment.ops[0].split and any(weight.gradient is not None for weight in code.weights)
+        split = code.segment.ops[0].split and any(weight.goes_back for weight in code.weights)
         more, own = ([], []) if split else self._gradients(code)
         options = [f"[{', '.join(given)}]", *own, *self._fetched_again(code)]
         self._assign([*targets, *more], f"run.backward({', '.join([self._call(code), *options])})")
@@ -204,7 +204,9 @@ class Blocks(Registers):
         skip: list[str] = []
         for weight in code.weights:
             node = self.flow.pcg.nodes[weight.register.tensor.node]
-            if weight.gradient is None:
+            if weight.passed:
+                returned.append(weight)
+            elif weight.gradient is None:
                 skip += [weight.text] if node.gradient else []
             elif not self.is_total(weight):
                 if self.name(weight.gradient) != quoted(node.name) + lane or weight.text != f'"{node.name}"':
@@ -215,7 +217,8 @@ class Blocks(Registers):
         options = [f"{option}=[{', '.join(map(_key, texts))}]" for option, texts in named.items() if texts]
         if separate and len(separate) == sum(weight.gradient is not None for weight in code.weights):
             options[0] = "separate=True"
-        return [self._put_gradient(weight.gradient) for weight in returned if weight.gradient is not None], options
+        targets = ["_" if weight.gradient is None else self._put_gradient(weight.gradient) for weight in returned]
+        return targets, options
 
     def is_total(self, weight: Weight) -> bool:
         """True if a weight's gradient is added to the total that has the weight's own name."""

@@ -43,6 +43,12 @@ class Weight:
     reader: tuple[Op, int]
     register: Register
     gradient: Register | None
+    passed: bool = False  # backward goes through it all the same, since other devices wait there
+
+    @property
+    def goes_back(self) -> bool:
+        """True if backward gives its gradient, read or not."""
+        return self.gradient is not None or self.passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class Code:
 
     @property
     def has_gradients(self) -> bool:
-        """True if backward of the segment gives anything that is read."""
-        return bool(self.values) or any(weight.gradient is not None for weight in self.weights)
+        """True if backward of the segment gives anything that is read, or that others wait for."""
+        return bool(self.values) or any(weight.goes_back for weight in self.weights)
 
 
 class Segments(FunctionWriter):
@@ -133,7 +139,8 @@ class Segments(FunctionWriter):
 
         def weight(of: Weight) -> Weight:
             op, operand = moved(of.reader)
-            return Weight(of.text, (op, operand), self.flow.operands(op)[operand], self._gradient(op, operand))
+            register, gradient = self.flow.operands(op)[operand], self._gradient(op, operand)
+            return Weight(of.text, (op, operand), register, gradient, of.passed)
 
         return replace(
             other,
@@ -252,15 +259,16 @@ class Segments(FunctionWriter):
         key = (register, gradient)
         if key in self.made:
             return self.made[key]
+        # Backward of what exchanges data goes through on all devices or none, whoever reads its gradients.
+        waited = bool(op.exchanges) and node.gradient and self.recorded
         if source in self.flow.graph.kept:
             again = sum(w.text.startswith(f'"{node.name}"') for w in self.code.weights)
             text = f'"{node.name}"' + (f", {again}" if again else "")
-            self.code.weights.append(Weight(text, (op, operand), register, gradient))
+            passed = gradient is None and waited
+            self.code.weights.append(Weight(text, (op, operand), register, gradient, passed))
             return self._leaf(key, "weight", f"at[{text}]", source)
         name = self.free(self._value_name(source), set(self.names.values()), set())
-        # Backward of what exchanges data goes through on all devices or none, whoever reads its gradients.
-        back = gradient is not None or (bool(op.exchanges) and node.gradient and self.recorded)
-        (self.code.values if back else self.code.constants).append((op, operand))
+        (self.code.values if gradient is not None or waited else self.code.constants).append((op, operand))
         self.names[op, operand] = name
         return self._leaf(key, "argument", name, source)
 
