@@ -279,14 +279,23 @@ def streams_by_part(network: Network) -> tuple[dict[int, WindowStreams], dict[in
 
 def window_streams(network: Network, assignment: Sequence[int]) -> list[list[int]]:
     """For every window the ns of each of its streams under an assignment."""
+    of_variable = {v: s.variable for s in network.switches for v in s.variables}
+    of_edge = {k: s.variable for s in network.switches for k in s.edges}
+    known: dict[tuple[int, ...], list[int]] = {}  # equal layers share tables
+
+    def added(table: Table, switch: int | None, *ends: int) -> list[int]:
+        entry = [assignment[v] for v in ends] if switch is None else [assignment[v] for v in (switch, *ends)]
+        key = id(table), *entry
+        if key not in known:
+            known[key] = [stream.item(*entry) for stream in table]
+        return known[key]
+
     found = []
-    for window, terms in zip(network.windows, window_terms(network), strict=True):
-        sums = [0] * window.streams
-        for scope, table in terms:
-            options = [assignment[v] for v in scope]
-            for k in range(len(sums)):
-                sums[k] += table.item(k, *options)
-        found.append(sums)
+    for window in network.windows:
+        parts = [added(table, of_variable.get(v), v) for v, table in window.variables.items()]
+        for k, table in window.edges.items():
+            parts.append(added(table, of_edge.get(k), network.edges[k].u, network.edges[k].v))
+        found.append([sum(own) for own in zip(*parts, strict=True)])
     return found
 
 

@@ -16,7 +16,7 @@ The largest transient use, τ, is reserved from capacity 0:
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -145,6 +145,12 @@ def without_windows(
     return replace(network, variables=tuple(variables), edges=tuple(edges), switches=switches, windows=windows)
 
 
+def memory_has_price(network: Network, prices: Sequence[float]) -> bool:
+    """True if the prices of a solution say that memory is scarce; those of streams' weights come before."""
+    rows = max(1, len(groups_of(network))) + len(network.capacities) - 1 if network.capacities else 0
+    return any(prices[len(prices) - rows :])
+
+
 def plainest(network: Network) -> Network:
     """A network without windows and transient use that bounds one with them."""
     network = without_windows(network)
@@ -154,11 +160,7 @@ def plainest(network: Network) -> Network:
 def solve_maxima(search: Search, solve: _Solve) -> Solution:
     """Solve a search's network by `solve`, which takes networks without windows and transient use."""
     limits, windows = search.limits, bool(search.network.windows)
-    if windows and limits.quick and limits.gap >= _ANY and limits.cutoff is None:  # any solution will do
-        if (ended := _without_windows_solved(search, solve)) is not None:
-            return ended
-        if search.objective is not None:
-            return search.finish(PRICED)
+    any_will_do = windows and limits.quick and limits.gap >= _ANY and limits.cutoff is None
     try:
         circuit = compile_network(search.network)
     except TooWideError:
@@ -175,6 +177,8 @@ def solve_maxima(search: Search, solve: _Solve) -> Solution:
     if not search.done and not limits.rough and windows:
         if search.objective is None and (ended := _without_windows_solved(search, solve)) is not None:
             return ended
+        if any_will_do and search.objective is not None:
+            return search.finish(PRICED)
         if not search.done and (best.is_mixed or not limits.quick) and not _count(best, groups, search):
             _raise_copies(best, groups, search)
         _branch(best, groups, search)
@@ -229,7 +233,7 @@ def _without_windows_solved(search: Search, solve: _Solve) -> Solution | None:
     if answer.assignment is not None:
         search.offer(answer.assignment)
         _descend(search)
-        if not search.done:  # its traffic is perhaps longer than its kernels: for that it had next to no price
+        if not search.done and search.limits.gap < _ANY:  # its traffic, of next to no price, may exceed its kernels
             limits = Limits(search.left, search.ceiling, gap=limits.gap, quick=True, prices=answer.prices)
             even = _solve_silently(search, solve, without_windows(search.network, even=True), limits)
             search.raise_bound(min(even.bound, search.ceiling))

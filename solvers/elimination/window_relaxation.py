@@ -42,6 +42,7 @@ _CLOSE, _OF_GAP = 1e-6, 0.1  # of the bound, and of the gap of the search, likew
 _ENOUGH = 0.05  # of the gap: a bound that can rise by less is left to lists
 _FIRST, _GROWTH = 0.1, 8.0  # the first price adds at most a tenth of the cost
 _BEYOND = 2.0  # or so many times what is left to the ceiling
+_COARSE = 0.1  # a gap that a few evaluations reach
 _SHARED = 2.0  # times the work: what equal layers would take by themselves, from which leaving options out does not pay
 _NEAR, _NARROWED = 0.05, 0.5  # slack, of the bound and of that before, from which leaving options out pays
 
@@ -236,7 +237,8 @@ class _Pricing:
         excess, left = use - cuts.capacities, search.ceiling - self.best.price.bound
         if search.ceiling < INFINITE:  # where the first cut reaches it
             cuts.box = np.where(excess > 0, np.maximum(cuts.box, _BEYOND * left / np.maximum(1.0, excess)), cuts.box)
-        least, step, idle, close = _LEAST, 0.5, 0, max(_CLOSE, _OF_GAP * search.limits.gap)
+        step = 1.0 if (excess > 0).any() else 0.5  # prices have to rise
+        least, idle, close = _LEAST, 0, max(_CLOSE, _OF_GAP * search.limits.gap)
         rounds = _ROUGH if search.limits.rough else _ROUNDS
         while rounds and not search.done:
             rounds -= 1
@@ -265,8 +267,9 @@ class _Pricing:
             step = min(1.0, step * _FARTHER) if risen > 0 else max(_NEAREST, step * _NEARER)
             idle = 0 if risen > _LITTLE * gain else idle + 1
         if len(self.fitting) > 1 and not search.done:
-            cross(self.fitting, search)
-            if not search.limits.rough:
+            if search.limits.rough or not search.network.chains:
+                cross(self.fitting, search)
+            else:  # these have crossovers between copies, too
                 self.mixtures.offer_best(search)
         of_rows = self.assignments[len(self.solutions) - len(cuts.rows) :]
         mix = tuple(part for part in zip(cuts.mix, of_rows, strict=False) if part[0] > 0)
@@ -290,7 +293,8 @@ class _Pricing:
         assert best is not None
         reach = min(search.ceiling - 1, self.circuit.max_cost)
         slack, before = reach - best.price.bound, self.narrowed - best.price.bound
-        if search.done or search.limits.rough or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
+        any_will_do = search.limits.rough or search.limits.gap >= _COARSE
+        if search.done or any_will_do or slack > min(_NEAR * abs(best.price.bound), _NARROWED * before):
             return True
         small, self.narrowed = best.smaller(reach, search.until), reach
         if small is self.circuit:

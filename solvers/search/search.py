@@ -344,12 +344,32 @@ class _Search:
         """The work that takes a configuration to its next level."""
         bounds = self.has_pipelines or self.bounds_first
         ladder = tuple(Level) if bounds else (Level.RELAXED, Level.PRICED, Level.CLOSED)
-        following = ladder[0 if chosen.level is None else ladder.index(chosen.level) + 1]
+        if self._needs_memory(chosen):
+            ladder = ladder[1:]
+        following = next(level for level in ladder if chosen.level is None or level > chosen.level)
         levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
-        target = self._raised_target(chosen) if levels[-1] in BOUNDS and not chosen.single_stage else self.target
+        target = self.target
+        if chosen.single_stage and following is Level.BOUNDED:
+            target = self._target_of_rough_bound(chosen)
+        elif levels[-1] in BOUNDS and not chosen.single_stage:
+            target = self._raised_target(chosen)
         return self._work(chosen, levels, gap, target)
+
+    def _needs_memory(self, candidate: Candidate) -> bool:
+        """True if a bound that ignores memory adds little: memory has a price, in some order of the axes, and no other
+        number of micro-batches would inherit the bound."""
+        if not (self.bounds_first and len(self._family(candidate)) == 1):
+            return False
+        count = candidate.configuration.micro_batches
+        return any(c.state.scarce and c.configuration.micro_batches == count for c in self._candidates())
+
+    def _target_of_rough_bound(self, candidate: Candidate) -> int:
+        """The target of a network's rough bound: past it, another one is to be solved first."""
+        others = (c.bound for c in self._candidates() if c is not candidate and c.level is not Level.CLOSED)
+        next_one = min((bound for bound in others if bound >= candidate.bound), default=INFINITE)
+        return min(self.target, int(next_one * (1 + self.limits.gap)) + 1)
 
     def _divide(self, candidate: Candidate) -> None:
         """Let others stand for a configuration, which share memory between stages and shared operators in all ways."""
@@ -433,12 +453,18 @@ class _Search:
         return min(self.target, int(BOUND_STEP * candidate.bound)) if candidate.bound > 0 else self.target
 
     def _most_promising(self) -> Candidate | None:
-        """The open candidate of least bound; but one slot is always for a begun one, which may give a better plan."""
+        """The open candidate of least bound; but one slot is always for a begun one, which may give a better plan.
+
+        With bounds first no candidate goes out of turn.
+        """
         target = self.target
         open_ = (c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED)
         idle = [c for c in open_ if not (c.running or self._is_exhausted(c))]
+        if self.bounds_first:
+            chosen = min(idle, key=lambda c: (c.bound, c.order), default=None)
+            return self._prerequisite(chosen) if chosen is not None and chosen.level is None else chosen
         near = DIVE_REACH * min((c.bound for c in idle), default=0)
-        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near and not self._waits(c)]
+        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
         if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.running):
             return min(begun, key=lambda c: (c.bound, c.order))
         while idle:
@@ -449,10 +475,6 @@ class _Search:
             family = self._family(chosen)
             idle = [c for c in idle if c.level is not None or self._family(c) is not family]
         return None
-
-    def _waits(self, candidate: Candidate) -> bool:
-        """True if the next level of a configuration, solutions, has to wait for bounds of all others."""
-        return self.bounds_first and candidate.level is Level.BOUNDED
 
     def _prerequisite(self, candidate: Candidate) -> Candidate:
         """The candidate whose bound an untouched candidate should wait for: its merged twin, or a coarser split."""
@@ -493,6 +515,8 @@ class _Search:
             candidate.level = work.level_after
         state.bound = max(state.bound, candidate.bound)  # other results may have raised it meanwhile
         candidate.state, candidate.running = state, False
+        if candidate.level is None and self._needs_memory(candidate):  # its first plan had a price
+            candidate.level = Level.BOUNDED
         self.interrupted |= state.interrupted
         self.prices[candidate.size] = state.prices
         self.prices_of |= state.prices_of

@@ -6,10 +6,14 @@ latencies and kernel launches are paid k times). If the solution fits the memory
 solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
+from fractions import Fraction
+from math import ceil
+
 from ...formulation.encoding.overlap import overlapping_layers
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ...formulation.strategies.tensor_classes import classes
 from ...model.errors import PartitaError
+from ..elimination.transient_memory import memory_has_price
 from ..protocol import INTERRUPTED, STOPPED, Limits, Solution, Status
 from .memory_limits import least_use, without_limit
 from .part_bounds import PartAnswer
@@ -42,14 +46,18 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
         state.bound = INFINITE
         return None
     quick, rough = effort.level in (Level.BOUNDED, Level.PRICED), effort.level is Level.BOUNDED
-    known = max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap
+    cutoff = effort.cutoff
+    if rough and target < INFINITE:  # a bound of `target` suffices
+        reached = ceil(target / (1 - Fraction(effort.gap)))
+        cutoff = reached if cutoff is None else min(cutoff, reached)
+    known = max(effort.seconds, 0.0), cutoff, effort.progress, effort.gap
     limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices)
     network = without_limit(encoding.network) if relaxed else encoding.network
     solution = parts.answered(network, limits)
     state.solved += 1
     state.interrupted |= solution.words == INTERRUPTED
     bound = solution.bound
-    if solution.status is Status.INFEASIBLE and effort.cutoff is not None:  # nothing below the cutoff
+    if solution.status is Status.INFEASIBLE and cutoff is not None:  # nothing below the cutoff
         bound = limits.ceiling(None)
     state.bound = max(state.bound, bound)
     if solution.proof is not None and solution.proof.parts:
@@ -58,6 +66,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
         state.relaxed = state.bound
     if any(solution.prices):
         state.prices_of[relaxed] = solution.prices
+        state.scarce |= not relaxed and memory_has_price(network, solution.prices)
     fits = solution.assignment is not None and evaluate(encoding.network, solution.assignment).feasible
     problem = parts.pipeline.problem
     same = relaxed and fits and problem.fastest == problem.space.modes  # as the network within the limit of memory
