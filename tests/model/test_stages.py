@@ -1,5 +1,6 @@
 """Stages: where graphs are cut, and that stages computed one after another are the whole."""
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -29,6 +30,13 @@ BATCH = 4
 def graph(name: str) -> PCG:
     module, inputs = load_module(name, small=True)
     return capture(module, inputs, batch=BATCH)
+
+
+def test_equal_graphs_are_compared_once() -> None:
+    """A process that is sent a graph again finds its analyses without comparing all nodes for each."""
+    one, other = graph("mlp"), pickle.loads(pickle.dumps(graph("mlp")))
+    assert other.nodes is not one.nodes and other == one and other.nodes is one.nodes
+    assert replace(one, batch=one.batch + 1) != one and one != "mlp"
 
 
 def crossing(pcg: PCG) -> list[list[str]]:
