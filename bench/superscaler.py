@@ -28,7 +28,7 @@ from typing import Any
 
 from ..codegen.plan.plan import Plan
 from ..codegen.planner.context import Context
-from ..codegen.planner.plan_graph import plan_variant
+from ..codegen.planner.plan_graph import plan_variants
 from ..codegen.planner.variants import Variant, best_of, variants
 from ..formulation.parallelism import Parallelism
 from ..formulation.pipeline.schedule import INTERLACED_PIPELINE, ONE_F_ONE_B, REPEATED
@@ -235,11 +235,13 @@ def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequenc
     """The fastest plan of these spaces. NoPlanError: none was found in time; PartitaError: there is none."""
     context, budget = Context(emits=False), Budget(gap=GAP, store=store_in("none"))
 
-    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
-        return plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
+    def plan_some(
+        together: Sequence[Variant], seconds: float | None, cutoff: int | None
+    ) -> Sequence[Plan | PartitaError]:
+        return plan_variants(graph, machine, together, replace(budget, time_limit=seconds), context, cutoff)
 
     every = [variant for space in spaces for variant in variants(graph, machine, training, space)]
-    return best_of(every, SECONDS, GAP, plan_one)
+    return best_of(every, SECONDS, GAP, plan_some)
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,29 +1,31 @@
 """From a captured graph to a plan: rewrite, search, decode, confirm, for every dtype and schedule."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ...formulation.network.network import INFINITE
 from ...formulation.search_space import EVERYTHING, SearchSpace
+from ...model.errors import PartitaError
 from ...model.garbage_collection import seldom_collected
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
 from ...solvers.protocol import Limits
-from ...solvers.search.planning_problem import PlanningProblem
-from ...solvers.search.result import ConfigurationSpace
 from ..plan.plan import PipelinePlan, Plan
 from .confirmed_plan import confirmed_plan
 from .context import Context
-from .graph_rewritings import all_rewritings, credited
-from .pipeline_space import pipeline_space
-from .problem import problem_of, save_network
-from .run_search import run_search, without_bundles
+from .graph_rewritings import credited
+from .prepared import Prepared, freed, prepared
+from .run_search import SearchOutcome, run_search, without_bundles
 from .search_report import searched_space, without_plan
 from .solved_order import with_solved_order
 from .variants import Variant, best_with_rivals, variants
+
+_T = TypeVar("_T")
 
 
 @seldom_collected()
@@ -39,68 +41,84 @@ def plan_graph(
     context = context or Context()
     tried = variants(graph, machine, training, space)
 
-    def plan_one(variant: Variant, seconds: float | None, cutoff: int | None) -> Plan:
+    def plan_some(
+        together: Sequence[Variant], seconds: float | None, cutoff: int | None
+    ) -> Sequence[Plan | PartitaError]:
         if len(tried) > 1:
-            context.tell(f"planning in {variant.training.dtype}, pipelines {variant.space.schedule}")
-        return plan_variant(graph, machine, variant, replace(budget, time_limit=seconds), context, cutoff)
+            schedules = " and ".join(one.space.schedule for one in together)
+            context.tell(f"planning in {together[0].training.dtype}, pipelines {schedules}")
+        return plan_variants(graph, machine, together, replace(budget, time_limit=seconds), context, cutoff)
 
-    return best_with_rivals(tried, budget.time_limit, budget.gap, plan_one)
+    return best_with_rivals(tried, budget.time_limit, budget.gap, plan_some)
 
 
-def plan_variant(
-    graph: PCG, machine: Machine, variant: Variant, budget: Budget, context: Context, cutoff: int | None
-) -> Plan:
-    """Plan a captured graph in one dtype and schedule, for a step of less than `cutoff` ns."""
-    training, space, captured = variant.training, variant.space, time.monotonic()
-    rewritten = all_rewritings(graph, machine, training, space, context.tell) if space.rules else None
-    rewrote = time.monotonic()
-    problem = problem_of(rewritten.graph if rewritten else graph, machine, training, space, graph)
-    if context.save_network is not None:
-        save_network(problem, context.save_network)
-    meshes = {place.sizes for place in problem.placements}
-    context.tell(f"searching {len(problem.placements)} placements of {len(meshes)} meshes")
+def plan_variants(
+    graph: PCG, machine: Machine, together: Sequence[Variant], budget: Budget, context: Context, cutoff: int | None
+) -> Sequence[Plan | PartitaError]:
+    """Plan a captured graph for a step of less than `cutoff` ns: the plan of each variant, or why it has none.
+
+    They differ in their schedules alone, and are searched together.
+    """
+    given = [_attempt(partial(prepared, graph, machine, variant, context)) for variant in together]
+    wanted = [(one.problem, one.among) for one in given if isinstance(one, Prepared)]
     limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
-    began = time.monotonic()
-    backend, among = budget.backend(), pipeline_space(problem, space)
+    free = None if cutoff is not None else freed(graph, machine, together)
+    found = run_search(wanted, budget.backend(), limits, budget, tell=context.tell, freed=free) if wanted else []
+    ended, outcomes = time.monotonic(), iter(found)
+    steps = [one.found.objective for one in found if isinstance(one, SearchOutcome) and one.found.objective is not None]
+    made: list[Plan | PartitaError] = []
+    for own in given:
+        outcome = own if isinstance(own, PartitaError) else next(outcomes)
+        if isinstance(own, Prepared) and isinstance(outcome, SearchOutcome):
+            emits = context.emits and outcome.found.objective == min(steps, default=None)
+            shown = replace(context, emits=emits)
+            made.append(_attempt(partial(_planned, own, outcome, budget, shown, ended)))
+        elif isinstance(outcome, PartitaError):
+            made.append(outcome)
+    return made
 
-    def freed() -> tuple[PlanningProblem, ConfigurationSpace | None]:
-        whole = problem_of(graph, machine, training, space.free)
-        return whole, pipeline_space(whole, space.free)
 
-    alone = cutoff is None and not variant.added  # else what is planned freely was searched before
-    narrowed = alone and replace(space, rules=(), saturation=space.free.saturation) != space.free
-    result = run_search(problem, among, backend, limits, budget, tell=context.tell, freed=freed if narrowed else None)
-    problem, found = result.problem, result.found
-    ended = time.monotonic()
+def _attempt(make: Callable[[], _T]) -> _T | PartitaError:
+    """What a function makes, or why it cannot."""
+    try:
+        return make()
+    except PartitaError as error:
+        return error
+
+
+def _planned(own: Prepared, outcome: SearchOutcome, budget: Budget, context: Context, ended: float) -> Plan:
+    """The plan of a search that ended at a time. PartitaError: it found none."""
+    variant, rewritten = own.variant, own.rewritten
+    problem, found = outcome.problem, outcome.found
     seconds = {
-        "capture": round(captured - context.start, 3),
-        **({"rewrite": round(rewrote - captured, 3)} if rewritten else {}),
-        "formulate": round(began - rewrote + found.seconds - found.solving, 3),
+        **own.seconds,
+        "formulate": round(own.seconds["formulate"] + found.seconds - found.solving, 3),
         "solve": round(found.solving, 3),
     }
+    schedules = variant.schedules or variant.space.schedules
     facts: dict[str, Any] = {
         "status": found.status.value,
         "bound_ns": found.bound if found.bound < INFINITE else None,
-        "space": searched_space(problem, among, found, rewritten, variant.schedules or space.schedules),
+        "space": searched_space(problem, own.among, found, rewritten, schedules),
         "seconds": seconds,
     }
     if found.configuration is None or found.objective is None:
         seconds["total"] = round(ended - context.start, 3)
-        raise without_plan(result, dict(context.model), facts, backend.name)
+        raise without_plan(outcome, dict(context.model), facts, budget.backend().name)
     facts |= {
         "objective_ns": found.objective,
         "gap": found.gap,
-        "solver": found.source or backend.name,
+        "solver": found.source or budget.backend().name,
         "proof": None if found.proof is None else asdict(found.proof),
     }
     if rewritten:
-        facts["rewritten"] = result.rewrites
+        facts["rewritten"] = outcome.rewrites
     made = confirmed_plan(problem, found, facts, context)
     if rewritten and "rewritten" in made.report:
         made.report["rewritten"] = credited(made.report["rewritten"], rewritten)
     if isinstance(made, PipelinePlan) and made.schedule.limit is not None:
         context.tell("searching the order of the stages")
-        made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - captured)))
+        made = with_solved_order(made, max(1.0, budget.seconds - (time.monotonic() - own.at)))
     if made.size == 1 and "bundles" in made.report and not found.interrupted:
         made.report["without_bundles"] = without_bundles(problem, budget, context.start)
     emitting = time.monotonic()

@@ -1,18 +1,19 @@
-"""Run a search; if nothing fits, say whether anything does without the options that narrow the space."""
+"""Run searches; if nothing fits, say whether anything does without the options that narrow the space."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ...formulation.network.network import INFINITE
+from ...model.errors import PartitaError
 from ...solvers.budget import Budget
 from ...solvers.executors import DelayedProcesses, usable_cores
 from ...solvers.protocol import Limits, Solver, Status
 from ...solvers.reduction.joint_search import search_placements
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
-from ...solvers.search.search import search
+from ...solvers.search.search import Asked, search_together
 from .wide_rewriting import with_wide_meshes
 
 ANY_PLAN = 0.999
@@ -32,43 +33,59 @@ class SearchOutcome:
     fits_freely: bool = False
 
 
-Freed: TypeAlias = Callable[[], tuple[PlanningProblem, ConfigurationSpace | None]]
-"""The problem and the configurations without the options that narrow the space."""
+Wanted: TypeAlias = tuple[PlanningProblem, ConfigurationSpace | None]
+"""A problem and the configurations to search; None: no pipelines."""
+Outcome: TypeAlias = SearchOutcome | PartitaError
+"""What a search found, or why there is nothing to find."""
 
 
 def run_search(
-    problem: PlanningProblem,
-    space: ConfigurationSpace | None,
+    wanted: Sequence[Wanted],
     backend: Solver,
     limits: Limits,
     budget: Budget,
     *,
     tell: Callable[[str], None],
-    freed: Freed | None = None,
-) -> SearchOutcome:
-    """Search a space (None: no pipelines); if nothing fits, find out whether anything fits without the options.
+    freed: Callable[[], Sequence[Wanted]] | None = None,
+) -> list[Outcome]:
+    """Search one or two spaces together; if nothing fits, find out whether anything fits without the options.
 
-    `freed` is None if no option narrows the space.
+    `freed` are the spaces without the options that narrow these; None if no option does.
     """
-    first = _search_once(problem, space, backend, limits, budget)
-    if freed is None or not _lacks_memory(first, limits):
+    first = _search_once(wanted, backend, limits, budget)
+    found = [one.found for one in first if isinstance(one, SearchOutcome)]
+    if freed is None or not found or not all(_lacks_memory(one, limits) for one in found):
         return first
     tell("nothing fits: searching for any plan without these options")
-    left = Limits(limits.seconds - first.found.seconds, gap=ANY_PLAN)
-    return replace(first, fits_freely=_search_once(*freed(), backend, left, budget).found.objective is not None)
+    left = Limits(limits.seconds - max(one.seconds for one in found), gap=ANY_PLAN)
+    fits = any(_has_plan(one) for one in _search_once(freed(), backend, left, budget))
+    return [replace(one, fits_freely=fits) if isinstance(one, SearchOutcome) else one for one in first]
 
 
-def _search_once(
-    problem: PlanningProblem, space: ConfigurationSpace | None, backend: Solver, limits: Limits, budget: Budget
-) -> SearchOutcome:
-    if space is None:
-        found = search_placements(problem, backend, limits)
-    elif budget.executor is not None:
-        found = search(problem, backend, limits, space, budget.executor)
+def _search_once(wanted: Sequence[Wanted], backend: Solver, limits: Limits, budget: Budget) -> list[Outcome]:
+    """What is found in spaces that are searched together, or one after the other where some have no pipelines."""
+    asked = [Asked(problem, space) for problem, space in wanted if space is not None]
+    if len(asked) < len(wanted):
+        return [
+            _finished(problem, search_placements(problem, backend, limits), backend, limits) for problem, _ in wanted
+        ]
+    if budget.executor is not None:
+        found = search_together(asked, backend, limits, budget.executor)
     else:
         with DelayedProcesses(budget.workers or usable_cores()) as executor:
-            found = search(problem, backend, limits, space, executor)
+            found = search_together(asked, backend, limits, executor)
+    return [
+        one if isinstance(one, PartitaError) else _finished(problem, one, backend, limits)
+        for (problem, _), one in zip(wanted, found, strict=True)
+    ]
+
+
+def _finished(problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits) -> SearchOutcome:
     return SearchOutcome(problem, *with_wide_meshes(problem, found, backend, limits))
+
+
+def _has_plan(outcome: Outcome) -> bool:
+    return isinstance(outcome, SearchOutcome) and outcome.found.objective is not None
 
 
 def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> dict[str, Any]:
@@ -80,7 +97,7 @@ def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> d
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
 
 
-def _lacks_memory(first: SearchOutcome, limits: Limits) -> bool:
+def _lacks_memory(found: SearchResult, limits: Limits) -> bool:
     """True if no plan below the cutoff fits the memory."""
-    cut = limits.cutoff is not None and first.found.missing_bytes is not None
-    return first.found.objective is None and (cut or first.found.status is Status.INFEASIBLE)
+    cut = limits.cutoff is not None and found.missing_bytes is not None
+    return found.objective is None and (cut or found.status is Status.INFEASIBLE)

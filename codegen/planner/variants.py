@@ -23,15 +23,12 @@ from .pipeline_space import looked_at
 from .rivals import rivals, step_ns
 from .start import started
 
-ADDED_SHARE = 0.1
-"""Time of a schedule that nobody named, as a multiple of that of a named one, where all of it is taken."""
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A training in one dtype, and a search space with one schedule and one set of rules of those that are compared.
 
-    `added`: its schedule is tried beside those that `--schedule` stands for.
+    `added`: its schedule is tried beside those that `--schedule` stands for, together with the one listed before it.
     """
 
     training: Training
@@ -40,18 +37,14 @@ class Variant:
     several_rule_sets: bool = False
     added: bool = False
 
-    @property
-    def share(self) -> float:
-        """Its share of the time, as a multiple of that of a named schedule."""
-        return ADDED_SHARE if self.added else 1.0
-
     def to_json(self) -> dict[str, Any]:
         rules = {"rules": len(self.space.rules)} if self.several_rule_sets else {}
         return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks, **rules}
 
 
-PlanVariant: TypeAlias = Callable[[Variant, float | None, int | None], Plan]
-"""Plans a variant, given seconds and a cutoff in ns. NoPlanError: no plan beats the cutoff."""
+PlanVariants: TypeAlias = Callable[[Sequence[Variant], float | None, int | None], Sequence[Plan | PartitaError]]
+"""Plans variants together, given seconds and a cutoff in ns: a plan of each, or why it has none (NoPlanError: none that
+is known beats the cutoff and the others)."""
 
 
 def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[Variant]:
@@ -78,61 +71,78 @@ def variants(graph: PCG, machine: Machine, training: Training, space: SearchSpac
     return found
 
 
-def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
+def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariants) -> Plan:
     """The best of all variants (`best_of`); plans of the others, and their rivals, are among its rivals."""
     found: list[Plan] = []
 
-    def planned(variant: Variant, left: float | None, cutoff: int | None) -> Plan:
-        made = plan(variant, left, cutoff)
-        found.extend((replace(made, rivals=()), *made.rivals))
-        return made
+    def planned(together: Sequence[Variant], left: float | None, cutoff: int | None) -> Sequence[Plan | PartitaError]:
+        outcomes = plan(together, left, cutoff)
+        for made in outcomes:
+            if not isinstance(made, PartitaError):
+                found.extend((replace(made, rivals=()), *made.rivals))
+        return outcomes
 
     best = best_of(variants, seconds, gap, planned)
     return replace(best, rivals=rivals(best, sorted(found, key=step_ns)))
 
 
-def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariant) -> Plan:
+def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariants) -> Plan:
     """The plan with the shortest step; ties go to the first variant listed.
 
-    The variants left share the time left, each by its `share`. The report's `space` has the outcome of each: `worse`
-    is proved to take at least as long as the best so far, `near` the same within the share `gap`, with which each
-    search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first error.
+    The variants left share the time left; an added one shares that of the one before it. The report's `space` has the
+    outcome of each: `worse` is proved to take at least as long as the best so far, `near` the same within the share
+    `gap`, with which each search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError,
+    or else the first error.
     """
-    if len(variants) == 1:
-        return plan(variants[0], seconds, None)
     start, failures = time.monotonic(), list[PartitaError]()
     best: Plan | None = None
     outside: dict[str, None] = {}  # what any variant left out
     outcomes: list[dict[str, Any]] = []
-    for number, variant in enumerate(variants):
-        share = variant.share / sum(other.share for other in variants[number:])
-        left = None if seconds is None else (seconds - (time.monotonic() - start)) * share
+    groups = _together(variants)
+    for number, group in enumerate(groups):
+        left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(groups) - number)
         cutoff = None if best is None else int(best.report["objective_ns"])
         try:
-            made = plan(variant, left if left is None else max(left, 0.1), cutoff)
-        except NoPlanError as error:
-            failures.append(error)
-            bound, searched = error.summary["bound_ns"], error.summary["space"]
-            limits = searched["limits_hit"]
+            found = plan(group, left if left is None else max(left, 0.1), cutoff)
+        except PartitaError as error:
+            found = [error] * len(group)
+        plans = [one for one in (best, *found) if one is not None and not isinstance(one, PartitaError)]
+        best = min(plans, key=step_ns, default=None)
+        cutoff = None if best is None else step_ns(best)
+        for variant, made in zip(group, found, strict=True):
+            if isinstance(made, NoPlanError):
+                failures.append(made)
+                bound, searched = made.summary["bound_ns"], made.summary["space"]
+                known = {"status": _status(bound, cutoff, gap), "bound_ns": bound}
+            elif isinstance(made, PartitaError):  # fits nowhere
+                failures.append(made)
+                outcomes.append(_outcome(variant, "infeasible") | {"words": str(made), "limits_hit": []})
+                continue
+            else:
+                searched = made.report["space"]
+                known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
             outside |= dict.fromkeys(searched["outside"])
-            outcomes.append(_outcome(variant, _status(bound, cutoff, gap), bound) | {"limits_hit": limits})
-            outcomes[-1] |= _rewritings(variant, error.summary["space"])
-        except PartitaError as error:  # fits nowhere
-            failures.append(error)
-            outcomes.append(_outcome(variant, "infeasible") | {"words": str(error), "limits_hit": []})
-        else:
-            best, limits = made, made.report["space"]["limits_hit"]
-            outside |= dict.fromkeys(made.report["space"]["outside"])
-            known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
-            outcomes.append(_outcome(variant, **known) | {"limits_hit": limits})
-            outcomes[-1] |= _rewritings(variant, made.report["space"])
-        if "interrupt" in outcomes[-1]["limits_hit"]:
+            outcomes.append(_outcome(variant, **known) | {"limits_hit": searched["limits_hit"]})
+            outcomes[-1] |= _rewritings(variant, searched)
+        if any("interrupt" in outcome["limits_hit"] for outcome in outcomes):
             break
     if best is None:
         raise next((error for error in failures if isinstance(error, NoPlanError)), failures[0])
-    best.report["space"] |= {"outside": list(outside)}
-    _report(best, outcomes, len(variants))
+    if len(variants) > 1:
+        best.report["space"] |= {"outside": list(outside)}
+        _report(best, outcomes, len(variants))
     return best
+
+
+def _together(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """The variants that are planned together: an added one with the one before it."""
+    groups: list[list[Variant]] = []
+    for variant in variants:
+        if variant.added and len(groups[-1]) == 1:
+            groups[-1].append(variant)
+        else:
+            groups.append([variant])
+    return groups
 
 
 def _status(bound: int | None, cutoff: int | None, gap: float) -> str:

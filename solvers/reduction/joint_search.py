@@ -14,10 +14,11 @@ from ...formulation.placement.placement import Placement, Row
 from ...formulation.reduction.joint_encoding import JointEncoding, joint_encoding
 from ...model.errors import PartitaError
 from ..protocol import NO_LIMITS, Limits, Solver
+from ..search.enumeration import with_every_order
 from ..search.mesh_width import elimination_work, quick_axes
 from ..search.planning_problem import PlanningProblem
 from ..search.result import SearchResult
-from ..search.search import search, with_every_order
+from ..search.search import search
 from .by_placement import ByPlacement
 
 MOST_TOGETHER = {1: 16, 2: 8, 3: 2}

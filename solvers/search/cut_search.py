@@ -109,7 +109,7 @@ class _CutSearch:
     def __init__(self, parts: Parts, configuration: Configuration, state: Proved, target: int, effort: Effort) -> None:
         self.parts, self.configuration, self.state = parts, configuration, state
         self.target, self.effort = target, effort
-        self.until = monotonic() + effort.seconds
+        self.until, self.most_solved = monotonic() + effort.seconds, state.solved + effort.networks
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
         self.finish_bound, self.messages = parts.finish_bound, parts.messages
         self.beside_ns = parts.beside.ns - configuration.rounding_ns
@@ -134,6 +134,8 @@ class _CutSearch:
                 return None
             query = self._next_query(places, queries)
             if query is not None:
+                if state.solved >= self.most_solved:
+                    return None
                 self._solve_part(*query)
                 continue
             answers = [self._best(places, queries, s) for s in range(len(queries))]

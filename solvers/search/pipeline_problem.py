@@ -201,7 +201,7 @@ class PipelineProblem:
         )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _read(written: bytes) -> PipelineProblem:
     return PipelineProblem(pickle.loads(written))
 

@@ -10,64 +10,38 @@ With pipelines, a configuration is bounded first by the one of equally many stag
 run on one merged device (`merged_device_bound`), and several configurations run at once. Results are recorded in the
 order in which they were started, and what starts next depends only on recorded results, so the answer does not depend
 on the executor or its timing.
+
+Two spaces can be searched together: both by turns while the first one's plan is far from its bound, else the second
+once the first is done. The best step so far is the cutoff of both. As soon as the second has a plan, the space with the
+least bound comes first.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from dataclasses import replace
-from functools import partial
-from itertools import chain, pairwise
-from math import inf, prod
-from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from ...formulation.network.network import INFINITE
-from ...formulation.pipeline.configuration import Configuration
-from ...formulation.pipeline.schedule import ONE_F_ONE_B
-from ...formulation.placement.placement import Placement, Row, every_order
 from ...model.errors import PartitaError
-from ...model.garbage_collection import seldom_collected
 from ..executors import Serial, in_order
-from ..protocol import NO_LIMITS, Limits, Progress, Solver, Status
-from .candidate import Candidate, evenly_spread, plainness
-from .cut_search import raise_bound, search_cuts
-from .merged_device_bound import MergedDeviceBound
-from .mesh_width import elimination_work, quick_axes
-from .part_networks import PartNetworks
+from ..protocol import NO_LIMITS, Limits, Progress, Solver
+from .advance import Task, advance
+from .configuration_search import ConfigurationSearch
 from .pipeline_problem import PipelineProblem
 from .planning_problem import PlanningProblem
-from .result import ConfigurationSpace, OtherPlan, SearchResult, Solved, StepNs, without_pipelines
-from .shared_operators import beside, shares
-from .single_stage import has_windows, solve_single_stage
-from .state import BOUNDS, Effort, Level, Proved, Stages
+from .result import ConfigurationSpace, SearchResult, without_pipelines
 
 CONCURRENT = 3
 """Configurations that run at once if there are pipelines."""
-TOTAL_WORK = 16
-"""Limit on the work of eliminating every network once, as a multiple of the limit for one network."""
-ORDERS_WORK = 1 << 29
-"""Limit on the work for other orders of axes than outermost first, which seldom give a better plan; about a second."""
-LEAST_WORK = 1 << 24
-"""Fixed cost of a configuration, in additions."""
-FIRST_GAP = 0.1
-"""Gap of the first plan, which only has to give a cost to compare with."""
-COARSE_GAP = 0.01
-"""Without pipelines, all networks are solved to this gap, which pricing alone proves, before any is solved further."""
-LEADER_GAP = 0.25
-"""The incumbent's configuration is solved to this share of the gap before others are closed: a better incumbent drops
-more of them."""
-BOUND_STEP = 1.5
-"""Factor by which one call may raise a bound."""
-MERGED_LEVELS = (Level.BOUNDED,)
-"""Levels of merged devices: with plenty of memory this bound is the one that ignores it."""
-OTHERS = 8
-"""The most plans beside the best that a result has."""
-FAR = 1.5
-"""Multiple of the least bound above which a plan is so bad that one with more stages is sought out of turn."""
-DIVE_REACH = 3.0
-"""A begun configuration is continued out of turn only while its bound is below this multiple of the least bound."""
+SECOND_SHARE = 0.1
+"""Time kept for a second space, as a multiple of the first one's, where that takes all of it."""
+
+
+class Asked(NamedTuple):
+    """A problem, and the space to search for it."""
+
+    problem: PlanningProblem
+    space: ConfigurationSpace
 
 
 def search(
@@ -82,590 +56,112 @@ def search(
     A time limit or KeyboardInterrupt ends it early with the best plan so far and its bound. `executor` runs the work
     if there are pipelines (None: this thread); everything submitted to it can be pickled.
     """
-    space = space or without_pipelines(problem)
-    return _Search(PipelineProblem(problem), space, solver, limits, executor or Serial()).run()
+    (found,) = search_together([Asked(problem, space or without_pipelines(problem))], solver, limits, executor)
+    if isinstance(found, PartitaError):
+        raise found
+    return found
 
 
-def with_every_order(
-    problem: PlanningProblem, known: Mapping[Row, tuple[Placement, ...]], work: Mapping[int, float], axes: float
-) -> Mapping[Row, tuple[Placement, ...]] | None:
-    """Placements, and those with any other order of their axes; None if these are fixed, or too much `work`.
+def search_together(
+    asked: Sequence[Asked], solver: Solver, limits: Limits = NO_LIMITS, executor: Executor | None = None
+) -> list[SearchResult | PartitaError]:
+    """The best plan of each of one or two spaces, or why a space has none.
 
-    `work`: to eliminate a network once, by axes; meshes have at most `axes`.
+    The best step so far is the cutoff of both, so a plan that is worse than that of the other space may be missing.
     """
-    space = problem.space
-    every = {
-        row: tuple(p for p in every_order(places) if space.mesh is None or p.sizes == space.mesh)
-        for row, places in known.items()
-    }
-    further = [len(p.sizes) for row, places in every.items() for p in places if p not in {*known[row]}]
-    needed = len(problem.micro_batches) * sum(max(LEAST_WORK, work[n]) for n in further if n <= axes)
-    left_out = bool(further) and (space.fixes_axes or bool(space.fix) or needed > ORDERS_WORK)
-    return None if left_out else every
+    searches = [ConfigurationSearch(PipelineProblem(one.problem), one.space, solver, limits) for one in asked]
+    piped = any(one.has_pipelines for one in searches)
+    _Turns(searches, limits, (executor or Serial()) if piped else Serial()).run()
+    found: list[SearchResult | PartitaError] = []
+    for one in searches:
+        try:
+            found.append(one.result())
+        except PartitaError as error:
+            found.append(error)
+    return found
 
 
-class _Work(NamedTuple):
-    """Work on a candidate: the levels to try in order, the target bound that ends it, and the level it then has."""
+class _Turns:
+    """The tasks of all searches, in the order in which they are to be done."""
 
-    candidate: Candidate
-    levels: tuple[Level, ...]
-    gap: float
-    target: int
-    level_after: Level | None
-
-
-class _Task(NamedTuple):
-    """The arguments of one executor call."""
-
-    pipeline: PipelineProblem
-    configuration: Configuration
-    merged: bool
-    state: Proved
-    target: int
-    efforts: tuple[Effort, ...]
-    solver: Solver
-    step_ns: StepNs | None
-
-
-_Family: TypeAlias = dict[int, Candidate]
-"""The configurations of one pipeline row and mesh, by number of micro-batches."""
-
-
-class _Search:
-    """The search; iterating it yields the next tasks, until all that may improve the plan is running."""
-
-    def __init__(
-        self, pipeline: PipelineProblem, space: ConfigurationSpace, solver: Solver, limits: Limits, executor: Executor
-    ) -> None:
-        self.pipeline, self.space, self.solver, self.limits = pipeline, space, solver, limits
-        self.captured, self.rewritten_axes = PipelineProblem(pipeline.problem.captured), 0
-        self.has_pipelines = space.has_pipelines
-        self.bounds_first = False
-        self.executor = executor if self.has_pipelines else Serial()
+    def __init__(self, searches: Sequence[ConfigurationSearch], limits: Limits, executor: Executor) -> None:
+        self.searches, self.limits, self.executor = searches, limits, executor
+        self.taken: deque[ConfigurationSearch] = deque()  # whose tasks are running
+        self.begun: list[ConfigurationSearch] = []
         self.start = time.monotonic()
-        self.best: tuple[Configuration, Stages] | None = None
-        self.found: dict[tuple[Row, tuple[Row, ...], int], tuple[Configuration, Stages]] = {}  # see `_keep`
-        self.families: dict[tuple[Row, tuple[Row, ...]], _Family] = {}
-        self.divided: list[Candidate] = []  # what stands for configurations that were divided
-        self.merged: dict[tuple[int, int], Candidate] = {}  # by stages and micro-batches
-        self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
-        self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
-        self.plainest: list[_Family] = []  # for each number of stages, fewest first
-        self.leader: Candidate | None = None  # the incumbent's
-        self.target = limits.ceiling(None)  # configurations with a bound below it stay open
-        self.running: deque[_Work] = deque()
-        self.left_out, self.axes, self.orders, self.orders_left_out = 0, inf, 0, False
-        self.work: Mapping[int, float] = {}  # to eliminate a network once, by axes
-        self.interrupted = False
 
-    @property
-    def objective(self) -> int | None:
-        return self.best[1].objective if self.best else None
-
-    @property
-    def cutoff(self) -> int | None:
-        """Cost that a plan must beat."""
-        return min((x for x in (self.objective, self.limits.cutoff) if x is not None), default=None)
-
-    def left(self) -> float:
-        return self.limits.seconds - (time.monotonic() - self.start)
-
-    def run(self) -> SearchResult:
+    def run(self) -> None:
         try:
-            self._enumerate()
-            several = len([*self._candidates()]) > 1
-            self.bounds_first = several and not self.has_pipelines and has_windows(self.pipeline.problem)
-            if self.families:
-                first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
-                plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
-                self.plainest = [self.families[plain[p]] for p in sorted(plain)]
-            self._search()
+            self._begin()
+            self._run()
         except KeyboardInterrupt:
-            self.interrupted = True
-        return self._result()
+            for one in self.searches:
+                one.interrupted = True
 
-    def _search(self) -> None:
+    def _begin(self) -> None:
+        """Let the next search join in."""
+        one = self.searches[len(self.begun)]
+        one.enumerate()
+        self.begun.append(one)
+
+    def _run(self) -> None:
         """Run tasks until no open configuration is left; continue in this thread if the executor breaks."""
+        ahead = CONCURRENT if any(one.has_pipelines for one in self.searches) else 1
         try:
-            for state, stages in in_order(self.executor, _advance, self, CONCURRENT if self.has_pipelines else 1):
-                self._record(state, stages)
-                if self.interrupted or all(candidate.bound >= self.target for candidate in self._candidates()):
+            for state, stages in in_order(self.executor, advance, self, ahead):
+                recorded = self.taken.popleft()
+                recorded.record(state, stages)
+                self._tell(recorded)
+                if recorded.interrupted:
+                    raise KeyboardInterrupt
+                if self.begun == self.searches and all(one.is_done for one in self.searches):
                     return  # drop what is still running
         except BrokenExecutor:  # a worker was killed, perhaps for its memory
-            for work in self.running:
-                work.candidate.running = False
-            self.running.clear()
+            for one in self.searches:
+                one.drop_running()
+            self.taken.clear()
             self.executor = Serial()
-            self._search()
+            self._run()
 
-    # Configurations
+    def _tell(self, recorded: ConfigurationSearch) -> None:
+        """Let all searches know of the best step, and whoever follows their progress."""
+        for other in self.searches:
+            other.beat(recorded.objective)
+        if self.limits.progress is not None:
+            steps = [one.objective for one in self.begun if one.objective is not None]
+            bound = min([one.bound() for one in self.begun])
+            self.limits.progress(Progress(min(steps, default=None), bound, time.monotonic() - self.start))
 
-    def _enumerate(self) -> None:
-        """Create every configuration with the bound that its arithmetic gives."""
-        self.axes = self._most_axes()
-        space, problem = self.space, self.pipeline.problem
-        floor = 0 if self.has_pipelines else problem.floor_ns()
-        fitting = problem.micro_batches if self.has_pipelines else problem.fits() or problem.micro_batches[-1:]
-        for row, places in self._placements().items():
-            p = prod(row)
-            order = (space.schedule, space.chunks) if p > 1 else (ONE_F_ONE_B, 1)
-            counts = [k for k in fitting if order[0].runs(p, k)]
-            for placement in places if counts else ():
-                if p * order[1] >= self._pipeline(placement).count:
-                    continue
-                if len(placement.sizes) > self.axes:
-                    self.left_out += placement in space.placements[row]
-                    continue
-                family = self.families.setdefault((row, placement.matrix), {})
-                for k in counts:
-                    made = Configuration(row, placement.matrix, k, *order)
-                    bound = floor
-                    if self.has_pipelines:
-                        beside_ns = MergedDeviceBound(self.pipeline, made, self.solver).beside.ns
-                        bound = evenly_spread(self.pipeline, made) + beside_ns
-                    further = placement not in space.placements[row]
-                    family[k] = Candidate(made, Proved(bound=bound), reordered=further)
-                    if self.has_pipelines:
-                        self.merged.setdefault(
-                            (made.devices, k), Candidate(made, Proved(bound=bound), has_part_bounds=True, merged=True)
-                        )
-
-    def _most_axes(self) -> int:
-        """Most mesh axes that are searched; those that are searched with alternatives are kept in `rewritten_axes`."""
-        problem = self.pipeline.problem
-        self.rewritten_axes = self._quick_axes(problem)
-        return self.rewritten_axes if problem.plain is None else self._quick_axes(problem.captured)
-
-    def _quick_axes(self, problem: PlanningProblem) -> int:
-        """Most mesh axes for which one network and, with pipelines, all together stay within the work limit."""
-        work = self.work = elimination_work(problem)
-        if not self.has_pipelines:
-            return quick_axes(problem, work)
-        counts, most = len(problem.micro_batches), problem.most_work
-        meshes = [len(p.sizes) for places in self.space.placements.values() for p in places]
-        in_all = {n: counts * sum(max(LEAST_WORK, work[axes]) for axes in meshes if axes <= n) for n in work}
-        return max((n for n in work if work[n] <= most and in_all[n] <= TOTAL_WORK * most), default=1)
-
-    def _placements(self) -> Mapping[Row, tuple[Placement, ...]]:
-        """The space's placements and, if they are little work, those with any other order of the axes."""
-        problem, known = self.pipeline.problem, self.space.placements
-        if not problem.orders:
-            return known
-        every = with_every_order(problem, known, self.work, self.axes)
-        self.orders_left_out = every is None
-        if every is None:
-            return known
-        self.orders = sum(len(p.sizes) <= self.axes and p not in known[row] for row in every for p in every[row])
-        return every
-
-    def _pipeline(self, placement: Placement) -> PipelineProblem:
-        """The problem of a placement: without alternatives if it has too many axes for them."""
-        wide = self.pipeline.problem.plain is not None and len(placement.sizes) > self.rewritten_axes
-        return self.captured if wide else self.pipeline
-
-    def _parts(self, configuration: Configuration) -> PartNetworks:
-        return PartNetworks(self._pipeline(configuration.placement), configuration, self.solver)
-
-    # Choosing what runs next
-
-    def __iter__(self) -> Iterator[_Task]:
+    def __iter__(self) -> Iterator[Task]:
         return self
 
-    def __next__(self) -> _Task:
-        work = self._next_work() if self.left() > 0 else None
-        if work is None:
-            raise StopIteration
-        candidate = work.candidate
-        candidate.running = True
-        self.running.append(work)
-        state = replace(candidate.state)  # the bound may be raised before the task is sent
-        prices = state.prices or self.prices.get(candidate.size, ())
-        if not self.has_pipelines:
-            relaxed = work.levels[-1] is Level.RELAXED
-            prices = state.prices_of.get(relaxed) or self.prices_of.get(relaxed, ())
-        efforts = tuple(
-            Effort(level, work.gap, self.cutoff, self.left(), prices, self._progress(candidate, level))
-            for level in work.levels
-        )
-        schedule = candidate.configuration.schedule
-        step_ns = self.space.step_ns if schedule.priced_by_slots or schedule.interlaced else None
-        return _Task(
-            pipeline=self.pipeline if candidate.merged else self._pipeline(candidate.configuration.placement),
-            configuration=candidate.configuration,
-            merged=candidate.merged,
-            state=state,
-            target=work.target,
-            efforts=efforts,
-            solver=self.solver,
-            step_ns=step_ns,
-        )
+    def __next__(self) -> Task:
+        while True:
+            for one in self._in_turn():
+                task = one.next_task()
+                if task is not None:
+                    self.taken.append(one)
+                    return task
+            if self.taken or self.begun == self.searches:
+                raise StopIteration
+            self._begin()
 
-    def _progress(self, candidate: Candidate, level: Level) -> Callable[[Progress], None] | None:
-        """Reports progress within a network; incumbents that ignore the memory limit are not plans yet."""
-        callback = self.limits.progress
-        if callback is None or self.has_pipelines:  # may run in another process
-            return None
+    def _in_turn(self) -> Sequence[ConfigurationSearch]:
+        """The searches that may have the next task, the first choice first."""
+        first, *others = self.searches
+        if not others:
+            return self.begun
+        (second,) = others
+        if second.best is not None:
+            return sorted(self.begun, key=lambda one: one.bound())
+        needed = first.is_done or self._is_late()
+        if not needed and not first.is_far:
+            return [first]
+        if len(self.begun) == 1:
+            self._begin()
+        busy = len(first.running) > len(second.running)
+        return [second, first] if needed or busy else [first, second]
 
-        def report(progress: Progress) -> None:
-            found = progress.incumbent if level is not Level.RELAXED else None
-            best = min((x for x in (found, self.cutoff) if x is not None), default=None)
-            others = (c.bound for c in self._candidates() if c is not candidate)
-            bound = min([max(candidate.bound, progress.bound), *others, *([] if best is None else [best])])
-            callback(Progress(best, bound, time.monotonic() - self.start))
-
-        return report
-
-    def _next_work(self) -> _Work | None:
-        dive, leader = self._dive(), self.leader
-        if dive is not None:
-            return dive
-        closer = None
-        if leader is not None and leader.divisible and leader.level is Level.PRICED and not leader.running:
-            self._divide(leader)
-        elif leader is not None and not (leader.running or leader.level is Level.CLOSED or self._is_exhausted(leader)):
-            limits = replace(self.limits, gap=self.limits.gap * LEADER_GAP)
-            if leader.level is Level.PRICED and leader.bound < self.target and not self._is_behind(leader):
-                return self._work(leader, (Level.CLOSED,), limits.gap, self.target)
-            closer = self._work(leader, (Level.CLOSED,), limits.gap, limits.ceiling(self.objective))
-        while (chosen := self._most_promising()) is not None:
-            if chosen.level is Level.PRICED and closer is not None:  # a better incumbent may make this unnecessary
-                return closer
-            if not (chosen.merged or chosen.has_part_bounds):
-                self._add_part_bounds(chosen)
-            elif self._is_coarsely_solved(chosen):
-                chosen.level = Level.PRICED
-            elif chosen.divisible and chosen.level in (Level.BOUNDED, Level.PRICED):
-                self._divide(chosen)
-            else:
-                return self._next_level(chosen)
-        return None
-
-    def _next_level(self, chosen: Candidate) -> _Work:
-        """The work that takes a configuration to its next level."""
-        bounds = self.has_pipelines or self.bounds_first
-        ladder = tuple(Level) if bounds else (Level.RELAXED, Level.PRICED, Level.CLOSED)
-        if self._needs_memory(chosen):
-            ladder = ladder[1:]
-        following = next(level for level in ladder if chosen.level is None or level > chosen.level)
-        levels = MERGED_LEVELS if chosen.merged else (following,)
-        coarse = following is Level.PRICED and not self.has_pipelines
-        gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
-        target = self.target
-        if chosen.single_stage and following is Level.BOUNDED:
-            target = self._target_of_rough_bound(chosen)
-        elif levels[-1] in BOUNDS and not chosen.single_stage:
-            target = self._raised_target(chosen)
-        return self._work(chosen, levels, gap, target)
-
-    def _needs_memory(self, candidate: Candidate) -> bool:
-        """True if a bound that ignores memory adds little: memory has a price, in some order of the axes, and no other
-        number of micro-batches would inherit the bound."""
-        if not (self.bounds_first and len(self._family(candidate)) == 1):
-            return False
-        count = candidate.configuration.micro_batches
-        return any(c.state.scarce and c.configuration.micro_batches == count for c in self._candidates())
-
-    def _target_of_rough_bound(self, candidate: Candidate) -> int:
-        """The target of a network's rough bound: past it, another one is to be solved first."""
-        others = (c.bound for c in self._candidates() if c is not candidate and c.level is not Level.CLOSED)
-        next_one = min((bound for bound in others if bound >= candidate.bound), default=INFINITE)
-        return min(self.target, int(next_one * (1 + self.limits.gap)) + 1)
-
-    def _divide(self, candidate: Candidate) -> None:
-        """Let others stand for a configuration, which share memory between stages and shared operators in all ways."""
-        own, parts = candidate.configuration, self._parts(candidate.configuration)
-        least = parts.beside
-        for share in shares(self.pipeline.problem, own, self.solver):
-            known = candidate.state.known.with_less_room(share.bytes - least.bytes)
-            state = replace(candidate.state.uncounted(), known=known, tried={}, bounded=set())
-            made = replace(own, beside=(share.ns, share.bytes))
-            raise_bound(self._parts(made), made, state)
-            self.divided.append(
-                Candidate(made, state, Level.BOUNDED, has_part_bounds=True, reordered=candidate.reordered)
-            )
-        candidate.state.bound, candidate.level = INFINITE, Level.CLOSED
-
-    @staticmethod
-    def _work(candidate: Candidate, levels: tuple[Level, ...], gap: float, target: int) -> _Work:
-        return _Work(candidate, levels, gap, target, levels[-1])
-
-    def _is_coarsely_solved(self, candidate: Candidate) -> bool:
-        """True if the bound of a network is already as good as a coarse solution would make it."""
-        if self.has_pipelines or candidate.level not in BOUNDS:
-            return False
-        return candidate.bound >= self.limits.within(COARSE_GAP).ceiling(self.objective)
-
-    def _is_behind(self, leader: Candidate) -> bool:
-        """True if a configuration is left to be priced that no better plan of the leader's could exclude."""
-        least = self.limits.ceiling(leader.bound)
-        others = (c for c in self._candidates() if c is not leader and not (c.merged or self._is_exhausted(c)))
-        return self.bounds_first and any(c.level in (None, *BOUNDS) and c.bound < least for c in others)
-
-    def _is_exhausted(self, candidate: Candidate) -> bool:
-        """True if the solver gave up on the candidate's next network, and no cheaper plan was found since."""
-        limit = candidate.state.exhausted
-        return limit is not None and self.cutoff is not None and self.cutoff >= limit
-
-    def _dive(self) -> _Work | None:
-        """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit.
-
-        While the plan is far from the least bound, then with more stages.
-        """
-        if self.best is not None:
-            return self._dive_deeper()
-        interlaced = self.has_pipelines and self.pipeline.problem.interlaced is not None
-        if interlaced and self.limits.cutoff is not None:  # most often nothing is below it
-            return None
-        for _, candidate in sorted(self.plainest[0].items()) if self.plainest else ():
-            merged = self.merged.get(candidate.size)
-            if candidate.running or candidate.bound >= INFINITE or candidate.dived:
-                continue
-            if merged is not None and merged.running:
-                continue
-            if merged is not None and merged.level is None and not merged.dived:
-                merged.dived = True
-                return self._work(merged, MERGED_LEVELS, self.limits.gap, self._raised_target(merged))
-            candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
-            if not self.has_pipelines:  # the bound that ignores memory comes later
-                return _Work(candidate, (Level.PRICED,), gap, self.target, None)
-            last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
-            levels = (Level.RELAXED, last) if candidate.level is None else (last,)  # where memory is not scarce
-            return self._work(candidate, levels, gap, self.target)
-        return None
-
-    def _dive_deeper(self) -> _Work | None:
-        """Work towards a plan with more stages than those tried: the plainest mesh, at the split of least bound."""
-        objective, least = self.objective, min(c.bound for c in self._candidates())
-        for family in self.plainest[1:]:
-            if objective is None or objective <= FAR * least or any(c.running for c in family.values()):
-                return None
-            candidate = min(family.values(), key=lambda c: c.order)
-            idle = candidate.level in (None, *BOUNDS) and not any(c.dived for c in family.values())
-            if idle and candidate.bound < self.target:
-                candidate.dived = True
-                return self._work(
-                    candidate, (Level.BOUNDED, Level.PRICED), max(FIRST_GAP, self.limits.gap), self.target
-                )
-        return None
-
-    def _raised_target(self, candidate: Candidate) -> int:
-        """The target of one bounding call: past it, another configuration may have the least bound."""
-        return min(self.target, int(BOUND_STEP * candidate.bound)) if candidate.bound > 0 else self.target
-
-    def _most_promising(self) -> Candidate | None:
-        """The open candidate of least bound; but one slot is always for a begun one, which may give a better plan.
-
-        With bounds first no candidate goes out of turn.
-        """
-        target = self.target
-        open_ = (c for c in self._candidates() if c.bound < target and c.level is not Level.CLOSED)
-        idle = [c for c in open_ if not (c.running or self._is_exhausted(c))]
-        if self.bounds_first:
-            chosen = min(idle, key=lambda c: (c.bound, c.order), default=None)
-            return self._prerequisite(chosen) if chosen is not None and chosen.level is None else chosen
-        near = DIVE_REACH * min((c.bound for c in idle), default=0)
-        begun = [c for c in idle if c.level in BOUNDS and c.bound <= near]
-        if begun and all(a.candidate.merged or a.levels[-1] < Level.BOUNDED for a in self.running):
-            return min(begun, key=lambda c: (c.bound, c.order))
-        while idle:
-            chosen = min(idle, key=attrgetter("order"))
-            first = chosen if chosen.level is not None else self._prerequisite(chosen)
-            if not first.running:
-                return first
-            family = self._family(chosen)
-            idle = [c for c in idle if c.level is not None or self._family(c) is not family]
-        return None
-
-    def _prerequisite(self, candidate: Candidate) -> Candidate:
-        """The candidate whose bound an untouched candidate should wait for: its merged twin, or a coarser split."""
-        merged = self.merged.get(candidate.size)
-        return merged if merged is not None and merged.level is None else self._coarsest(candidate)
-
-    def _coarsest(self, candidate: Candidate) -> Candidate:
-        """The coarsest open split of the family; its bound that ignores memory holds for this candidate too."""
-        k, family = candidate.configuration.micro_batches, self._family(candidate)
-        coarser = (other for count, other in sorted(family.items()) if k % count == 0 and other.level is None)
-
-        def is_open(other: Candidate) -> bool:
-            merged = self.merged.get(other.size)
-            return other.bound < self.target and (merged is None or merged.level is not None)
-
-        return next(filter(is_open, coarser))
-
-    def _add_part_bounds(self, candidate: Candidate) -> None:
-        """Raise the bound by what is proved of parts, here and for coarser splits."""
-        candidate.has_part_bounds, k, state = True, candidate.configuration.micro_batches, candidate.state
-        coarser = [c.state for count, c in self._family(candidate).items() if count < k and k % count == 0]
-        if candidate.single_stage:
-            state.bound = max([state.bound, *(other.relaxed for other in coarser)])
-            state.has_room |= any(other.has_room for other in coarser)
-            return
-        q, schedule = self.pipeline.problem, candidate.configuration.schedule
-        delayed = schedule.delays_messages and q.space.hides_messages(q.machine)
-        for other in () if delayed else coarser:  # the first message gets shorter
-            state.known.inherit(other.known)
-        raise_bound(self._parts(candidate.configuration), candidate.configuration, state)
-
-    # Recording results
-
-    def _record(self, state: Proved, stages: Stages | None) -> None:
-        work = self.running.popleft()
-        candidate = work.candidate
-        if work.level_after is not None and not work.target <= state.bound < self.target:
-            candidate.level = work.level_after
-        state.bound = max(state.bound, candidate.bound)  # other results may have raised it meanwhile
-        candidate.state, candidate.running = state, False
-        if candidate.level is None and self._needs_memory(candidate):  # its first plan had a price
-            candidate.level = Level.BOUNDED
-        self.interrupted |= state.interrupted
-        self.prices[candidate.size] = state.prices
-        self.prices_of |= state.prices_of
-        if candidate.merged:
-            self._share_bound(candidate)
-        if stages is not None:
-            self._keep(candidate.configuration, stages)
-        if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
-            self.best, self.leader = (candidate.configuration, stages), candidate
-            self.target = self.limits.ceiling(stages.objective)
-        if work.levels[-1] is Level.RELAXED:
-            for other in self._family(candidate).values():
-                other.has_part_bounds &= other is candidate
-        if self.limits.progress is not None:
-            self.limits.progress(Progress(self.objective, self._bound(), time.monotonic() - self.start))
-
-    def _keep(self, configuration: Configuration, stages: Stages) -> None:
-        """Keep a plan if it is the best of its pipeline, mesh and micro-batches, whatever the order of the axes."""
-        kind = configuration.row, tuple(sorted(configuration.matrix)), configuration.micro_batches
-        if kind not in self.found or stages.objective < self.found[kind][1].objective:
-            self.found[kind] = configuration, stages
-
-    def _others(self) -> Iterator[OtherPlan]:
-        """The next best of the plans that were kept."""
-        plans = sorted(self.found.values(), key=lambda plan: plan[1].objective)
-        for configuration, stages in [plan for plan in plans if plan != self.best][:OTHERS]:
-            decode = partial(_kept, self._parts(configuration), stages)
-            yield OtherPlan(configuration, stages.objective, stages.bounds, decode)
-
-    def _share_bound(self, merged: Candidate) -> None:
-        """Apply a merged bound to all of its size; if memory was scarce, skip their bounds that ignore it."""
-        for candidate in self._candidates():
-            if candidate.size == merged.size:
-                candidate.state.bound = max(candidate.bound, merged.bound)
-                if merged.state.prices and candidate.level is None:
-                    candidate.level = Level.RELAXED
-
-    def _candidates(self) -> Iterator[Candidate]:
-        return chain(self.divided, *(family.values() for family in self.families.values()))
-
-    def _family(self, candidate: Candidate) -> _Family:
-        return self.families[candidate.configuration.row, candidate.configuration.matrix]
-
-    def _bound(self) -> int:
-        if self.interrupted and not self.families:
-            return self.pipeline.problem.floor_ns()
-        return min([INFINITE if self.objective is None else self.objective, *(c.bound for c in self._candidates())])
-
-    def _result(self) -> SearchResult:
-        everything, bound, objective = [*self._candidates(), *self.merged.values()], self._bound(), self.objective
-        if objective is None:
-            status = Status.INFEASIBLE if bound >= INFINITE and not self.interrupted else Status.UNKNOWN
-        else:
-            status = Status.OPTIMAL if bound >= objective else Status.FEASIBLE
-        configuration, stages = self.best or (None, None)
-        proof = self.leader.state.proof if self.leader is not None else None
-        states = [c.state for c in everything]
-        worked, seconds = sum(s.seconds for s in states), time.monotonic() - self.start
-        refusals = [s.refusal for s in states if s.refusal]
-        missing = min((s.missing for s in states if s.missing is not None), default=None)
-        if refusals and status is Status.INFEASIBLE and missing is None:
-            raise PartitaError(refusals[0])
-        return SearchResult(
-            status,
-            configuration,
-            objective,
-            bounds=stages.bounds if stages else (),
-            stages=_kept(self._parts(configuration), stages) if configuration and stages else (),
-            bound=bound,
-            seconds=seconds,
-            configurations=len(everything) - len(self.merged) - len(self.divided),
-            asked=sum(c.state.solved > 0 for family in self.families.values() for c in family.values()),
-            solved=sum(s.solved for s in states),
-            kept=sum(s.kept for s in states),
-            options=max((s.options for s in states), default=0),
-            solving=seconds * sum(s.solving for s in states) / worked if worked else 0.0,
-            source=stages.source if stages else "",
-            proof=proof or (stages.proof if stages else None),
-            missing_bytes=missing,
-            near=objective is not None and bound >= self.target,
-            interrupted=self.interrupted,
-            left_out=self.left_out,
-            exhausted=not self.interrupted and self.left() > 0,
-            unrewritten=self._unrewritten(),
-            axes=self.axes,
-            orders=self.orders,
-            orders_left_out=self.orders_left_out,
-            refused=sum(s.refused for s in states),
-            solver_words=next((s.solver_words for s in states if s.solver_words), ""),
-            others=tuple(self._others()),
-        )
-
-    def _unrewritten(self) -> tuple[Placement, ...]:
-        """Placements, also inside stages, that were searched with the graph as captured, without rewritings."""
-        searched = (c.configuration.placement for c in self._candidates() if c.state.options)
-        return tuple(dict.fromkeys(p for p in searched if self._pipeline(p) is self.captured))
-
-
-@seldom_collected()
-def _advance(task: _Task) -> tuple[Proved, Stages | None]:
-    """Advance a configuration; runs in any process."""
-    configuration, solver = task.configuration, task.solver
-    state = task.state.copy()  # results count once recorded, in every process alike
-    kept, began = getattr(solver, "kept", 0), time.monotonic()
-    parts = (MergedDeviceBound if task.merged else PartNetworks)(task.pipeline, configuration, solver)
-    stages = None
-    for effort in task.efforts:
-        if configuration.devices == 1 and not task.merged:
-            stages = solve_single_stage(parts, state, task.target, effort)
-        else:
-            stages = search_cuts(parts, configuration, state, task.target, effort)
-        if stages is not None:
-            break
-    if stages is not None and task.step_ns is not None:
-        problem = task.pipeline.problem
-        solved = _decoded(parts, stages)
-        exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
-        may_be_less = problem.pcg.alternatives or configuration != configuration.whole  # or stages leave a larger share
-        assert exact is None or exact >= stages.objective or may_be_less, (exact, stages.objective)
-        stages = None if exact is None else replace(stages, objective=exact)
-    state.kept += getattr(solver, "kept", 0) - kept
-    state.seconds += time.monotonic() - began
-    state.solving += parts.solving
-    state.options = max(state.options, parts.options)
-    state.refused += parts.refused
-    state.solver_words = parts.solver_words or state.solver_words
-    return state, stages
-
-
-def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...] | None:
-    """The networks and assignments of the stages; an answer that ignored memory belongs to the network that does.
-
-    After them that of what all devices share, if any; None: it does not fit beside these stages.
-    """
-    configuration = parts.configuration
-    flights = (configuration.in_flight(s) if a.in_flight else 0 for s, a in enumerate(stages.answers))
-    ends = pairwise(stages.bounds)
-    solved = tuple(
-        parts.decoded(i, j, flight, answer)
-        for (i, j), flight, answer in zip(ends, flights, stages.answers, strict=True)
-    )
-    if not configuration.schedule.interlaced:
-        return solved
-    shared = beside(parts.pipeline.problem, configuration, parts.solver, solved)
-    return None if shared is None else (*solved, shared)
-
-
-def _kept(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...]:
-    """The networks and assignments of a plan that was found."""
-    solved = _decoded(parts, stages)
-    assert solved is not None
-    return solved
+    def _is_late(self) -> bool:
+        """True if the first search has taken its share of the time."""
+        return (time.monotonic() - self.start) * (1 + SECOND_SHARE) > self.limits.seconds

@@ -26,7 +26,7 @@ BOUNDS = (Level.RELAXED, Level.BOUNDED)
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How closely to solve: to a relative `gap`, below `cutoff` ns, within `seconds`.
+    """How closely to solve: to a relative `gap`, below `cutoff` ns, within `seconds` and at most so many `networks`.
 
     `prices`: ns per byte found earlier for similar parts, a starting point. `rough`: the cheapest bound suffices, of
     whatever level.
@@ -39,6 +39,7 @@ class Effort:
     prices: tuple[float, ...] = ()
     progress: Callable[[Progress], None] | None = None
     rough: bool = False
+    networks: float = inf
 
 
 @dataclass(slots=True)

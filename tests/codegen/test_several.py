@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,18 +32,15 @@ def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanEr
     )
 
 
-def told(*found: Any, gap: float = 0.0) -> tuple[Any, list[Any]]:
-    """The best of what each variant gives or raises, and the cutoffs each was planned with."""
+def told(*found: Any, gap: float = 0.0, variants: Sequence[Variant] = VARIANTS) -> tuple[Any, list[Any]]:
+    """The best of what each variant gives, and the cutoffs that those planned together had."""
     waiting, cutoffs = iter(found), []
 
-    def planned(variant: Variant, seconds: float | None, cutoff: int | None) -> Any:
+    def planned(together: Sequence[Variant], seconds: float | None, cutoff: int | None) -> list[Any]:
         cutoffs.append(cutoff)
-        one = next(waiting)
-        if isinstance(one, PartitaError):
-            raise one
-        return one
+        return [next(waiting) for _ in together]
 
-    return best_of(VARIANTS, None, gap, planned), cutoffs
+    return best_of(variants, None, gap, planned), cutoffs
 
 
 def test_each_is_asked_for_less_than_the_best_so_far() -> None:
@@ -61,6 +60,17 @@ def test_what_is_proved_of_all_is_the_least_bound() -> None:
     best, _ = told(made(100, 100, "bound"), none(100), PartitaError("fits no placement"))
     assert (best.report["status"], best.report["space"]["limits_hit"]) == ("optimal", [])
     assert best.report["space"]["outside"] == ["rewriting", "offload"]  # what any of them left out
+
+
+def test_what_is_planned_together_is_compared_with_the_best_of_all() -> None:
+    """The second one's plan was the cutoff of the first, also where it was found later."""
+    together = [VARIANTS[0], replace(VARIANTS[1], added=True), VARIANTS[2]]
+    best, cutoffs = told(none(89, "gap"), made(90, 89, "gap"), none(90), gap=0.02, variants=together)
+    assert cutoffs == [None, 90] and best.report["objective_ns"] == 90
+    assert [way["status"] for way in best.report["space"]["ways"]] == ["near", "feasible", "worse"]
+    best, cutoffs = told(made(99, 88, "gap"), none(89, "time"), made(50, 50), variants=together)
+    assert cutoffs == [None, 99] and best.report["bound_ns"] == 50
+    assert [way["status"] for way in best.report["space"]["ways"]] == ["feasible", "unknown", "optimal"]
 
 
 @pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])
