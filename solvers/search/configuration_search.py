@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -73,7 +73,7 @@ class ConfigurationSearch:
         self.pipeline, self.space, self.solver, self.limits = pipeline, space, solver, limits
         self.enumeration = Enumeration(pipeline, space)
         self.has_pipelines = space.has_pipelines
-        self.bounds_first = False
+        self.bounds_first, self.alone = False, True
         self.start = time.monotonic()
         self.best: tuple[Configuration, Stages] | None = None
         self.found: dict[tuple[Row, tuple[Row, ...], int], tuple[Configuration, Stages]] = {}  # see `_keep`
@@ -335,9 +335,7 @@ class ConfigurationSearch:
         """Work towards a first interlaced plan: stages of whole nodes, the plainest mesh, about the least bound."""
         if self.limits.cutoff is not None and not self.is_far:  # most often nothing is below it
             return None
-        sizes = [size for size in self.pipeline.problem.machine.hierarchy if size > 1]
-        nodes, gap = sizes[0] if len(sizes) > 1 else 1, max(FIRST_GAP, self.limits.gap)
-        family = next((f for f in self.plainest if next(iter(f.values())).configuration.devices >= nodes), {})
+        gap, family = max(FIRST_GAP, self.limits.gap), next(iter(self._nodes_first(self.plainest)), {})
         for candidate in family.values():
             if candidate.dived and candidate.level is Level.BOUNDED and candidate.bound < self.target:
                 self._divide(candidate)
@@ -356,9 +354,18 @@ class ConfigurationSearch:
         bounded[0].dived = True
         return self._work(bounded[0], (Level.BOUNDED,), gap, self.target)
 
+    def _nodes_first(self, families: Sequence[_Family]) -> list[_Family]:
+        """Families of so many stages, those with a stage for every node first."""
+        sizes = [size for size in self.pipeline.problem.machine.hierarchy if size > 1]
+        nodes = sizes[0] if len(sizes) > 1 else 1
+        return sorted(families, key=lambda family: next(iter(family.values())).configuration.devices != nodes)
+
     def _dive_deeper(self) -> Work | None:
-        """Work towards a plan with more stages than those tried: the plainest mesh, at the split of least bound."""
-        for family in self.plainest[1:]:
+        """Work towards a plan with more stages than those tried: the plainest mesh, at the split of least bound.
+
+        Beside another search, with one number of stages only: such networks may take long.
+        """
+        for family in self._nodes_first(self.plainest[1:])[: None if self.alone else 1]:
             ours = self.objective is not None and self.objective == self.cutoff
             if not (ours and self.is_far) or any(c.running for c in family.values()):
                 return None

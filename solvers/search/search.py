@@ -88,6 +88,8 @@ class _Turns:
         self.searches, self.limits, self.executor = searches, limits, executor
         self.taken: deque[ConfigurationSearch] = deque()  # whose tasks are running
         self.begun: list[ConfigurationSearch] = []
+        for one in searches:
+            one.alone = len(searches) == 1
         self.start = time.monotonic()
 
     def run(self) -> None:
