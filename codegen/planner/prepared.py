@@ -9,9 +9,9 @@ from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace
+from .by_operators import interlaced_too
 from .context import Context
 from .graph_rewritings import all_rewritings
-from .by_operators import interlaced_too
 from .pipeline_space import pipeline_space
 from .problem import problem_of, save_network
 from .run_search import Wanted
