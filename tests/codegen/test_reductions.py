@@ -71,7 +71,7 @@ def test_programs_train_as_the_module(options: dict[str, Any]) -> None:
 
 
 def test_buckets_are_summed_in_one_order_before_backward_ends(tmp_path: Path) -> None:
-    plan = planned((3,), stages=1, mesh=(3,), zero=0)
+    plan = planned((3,), stages=1, mesh=(3,))
     plan.emit(tmp_path / "program.py")
     program = load_program(tmp_path / "program.py")
 
@@ -100,7 +100,7 @@ def test_buckets_are_summed_in_one_order_before_backward_ends(tmp_path: Path) ->
 
     (names, during), *others = run_threads(rank, 3)
     assert [name for name, _ in others] == [names] * 2
-    assert len(names) >= 5
+    assert len(names) >= 4
     assert during == len(names)
     assert names[0].startswith("layers.3")
     assert names[-1].startswith("first")
