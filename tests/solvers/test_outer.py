@@ -403,10 +403,15 @@ def test_no_placement_goes_below_merged_devices(name: str, memory: int) -> None:
             assert 0 < bounds.bound <= (INFINITE if found is None else found.objective), (own, bounds.bound)
 
 
-def test_what_parts_cost_inside_adds_up_to_no_more_than_the_whole() -> None:
-    """Wherever a layer is cut: alone a first layer hides no traffic, and a divided one less than the whole."""
+@pytest.mark.parametrize("host_ns", [0, 50_000])
+def test_what_parts_cost_inside_adds_up_to_no_more_than_the_whole(host_ns: int) -> None:
+    """Wherever a layer is cut: alone a first layer hides no traffic, and a divided one less than the whole.
+
+    The host is not priced in a first layer, whatever it needs.
+    """
     graph = capture(*load_module("gpt2", small=True), batch=8)
     machine = Machine.adhoc((2, 4))
+    machine = replace(machine, device=replace(machine.device, host_ns=host_ns))
     training = Training(8, "float32", "sgd")
     own = Configuration((1, 4), ((2, 1),), 2)
     space = SearchSpace(recompute="none", bundles=False)

@@ -4,8 +4,11 @@ Forward and backward of a layer are windows of three streams: G, kernels and all
 weights and reductions of gradients, and H, the host, which issues the calls of both. Kernels lose a share of W's time
 to it where cores that compute carry messages (`Machine.busy_ns`), which is in G. What is reduced once a step hides
 in the last micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
-move from its tables to the streams; what belongs to no micro-batch, such as the update, stays. A window has no H where
-that is never longer than G, whatever is chosen: the sum over its tables of the most that H exceeds G is not above 0.
+move from its tables to the streams; what belongs to no micro-batch, such as the update, stays.
+
+A window has no H where that is never longer than G, whatever is chosen: the sum over its tables of the most that H
+exceeds G is not above 0. Nor has that of a layer that may be the first of a larger part, for bounds on what it costs
+there: the first layer hides nothing, and the host is not priced in it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +19,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....model.graph.origin import origin
+from ...bundles.bundles import find_bundles
 from ...network.network import INFINITE, SwitchTables, Table, Window
+from ...strategies.tensor_classes import classes
 from ...weights.storage import accumulate_ns, cast_ns, reduce_ns, reduced_once, scatter_ns
 from ..builder import Conversion
 from ..overlap import HOST, KERNELS, hiding_layers
+from ..recomputable_segments import uncertain
 from .encoding_pass import EncodingPass
 from .operators import operator_key
 
@@ -81,9 +88,19 @@ class Windows(EncodingPass):
         windows = []
         for layer in range(len(layers)):
             own, between = ({key: m.split for key, m in of.items() if m.layer == layer} for of in (variables, edges))
-            windows += [_window(own, between, place) for place in range(self._windows)]
+            host = layer >= self._hostless
+            windows += [_window(own, between, place, host=host) for place in range(self._windows)]
         builder.windows = tuple(windows)
         self._leave(variables, edges)
+
+    @property
+    def _hostless(self) -> int:
+        """The number of layers, from the first on, that may be no window in a larger part, where H is not counted."""
+        if not self.builder.stage.inside:
+            return 0
+        at = origin(self.builder.pcg)
+        whole = at if at.part is None else origin(at.part[0])
+        return len(self.layer) if find_bundles(whole) or uncertain(whole, classes(whole)) else 1
 
     @property
     def _windows(self) -> int:
@@ -311,9 +328,9 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Array | int, ...]) -> Table:
     return found
 
 
-def _window(variables: Mapping[int, _Split], edges: Mapping[int, _Split], place: int) -> Window:
-    """One of a layer's windows, with the host if that can be the longest."""
-    host = sum(split.excess[place] for of in (variables, edges) for split in of.values() if split.excess) > 0
+def _window(variables: Mapping[int, _Split], edges: Mapping[int, _Split], place: int, *, host: bool) -> Window:
+    """One of a layer's windows, with the `host` if that can be the longest."""
+    host = host and sum(split.excess[place] for of in (variables, edges) for split in of.values() if split.excess) > 0
     own, between = (
         {key: (split.with_host if host else split.streams)[place] for key, split in of.items()}
         for of in (variables, edges)
