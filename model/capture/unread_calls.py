@@ -19,6 +19,7 @@ def drop_unread_calls(graph: fx.Graph) -> None:
     values of parameters that forward makes and replaces; the reference of `verify` does not count them either. A call
     reads the memory of an operand unless its result lies there too, as a view does.
     """
+    _list_readers(graph)
     given = {storage(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")} | {None}
     read: set[int | None] = set()
     for node in reversed(graph.nodes):
@@ -27,6 +28,16 @@ def drop_unread_calls(graph: fx.Graph) -> None:
         unread = own not in read | given and _only_writes(node)
         if not node.users and node.op == "call_function" and (unread or not _acts(node)):
             graph.erase_node(node)
+
+
+def _list_readers(graph: fx.Graph) -> None:
+    """Make every node a user of what it reads, where torch.export forgot it.
+
+    It splits a graph at `no_grad` and `enable_grad`, and forgets who reads the only result of a piece within the piece.
+    """
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            operand.users.setdefault(node)
 
 
 def _only_writes(node: fx.Node) -> bool:

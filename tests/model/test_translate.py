@@ -376,6 +376,20 @@ def test_assertions_on_data_are_left_out(agrees: Any) -> None:
     agrees(Lambda(checked), (X,))
 
 
+def test_unread_calls_after_a_region_without_gradient(agrees: Any) -> None:
+    """What reads the only result of the part with gradient is unknown to torch.export."""
+
+    def unread(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x + 1
+        with torch.enable_grad():  # type: ignore[no-untyped-call]
+            z = x * y
+            z[:, 0]
+        return z
+
+    agrees(Lambda(unread), (X,))
+
+
 def detached(x: Tensor) -> Tensor:
     x.detach().mul_(2)
     return x
