@@ -122,10 +122,10 @@ def _check(plan: Plan) -> None:
         raise PartitaError(
             f"schedule {plan.schedule.name!r} updates weights inside of a run: train the emitted program"
         )
-    if plan.shared is not None:
+    if plan.schedule.by_operators:
         raise PartitaError(
-            f"schedule {plan.schedule.name!r}: all devices compute the look-ups and the loss together, between their "
-            "stages, which no module of a loop can do: train the emitted program, or plan with schedule='1f1b'"
+            f"schedule {plan.schedule.name!r}: its program runs operator by operator, which no module of a loop can: "
+            "train the emitted program, or plan with schedule='1f1b'"
         )
     if plan.dtype == "mixed-float16" or precision(plan.dtype).copied:
         raise PartitaError(

@@ -50,7 +50,7 @@ class Part:
         if own and self.plan.micro_batches > 1:
             raise PartitaError(
                 f"{pcg.nodes[own[0]].path!r} normalizes each micro-batch by its own statistics, and parts of a batch "
-                "norm do so by those of the batch: plan again with --statistics batch, or --micro-batches 1"
+                "norm do so by those of the batch: plan again with --micro-batches 1"
             )
         for name, mode in self.plan.recompute.items():
             if mode != "full":

@@ -66,8 +66,9 @@ def interlaced_too(graph: PCG, machine: Machine, training: Training, space: Sear
 
 def layers(graph: PCG, schedule: Schedule) -> PCG:
     """What becomes stages. PartitaError: the model has no such pipelines, or no program of them."""
+    cut = cut_graph(graph, schedule).graph
     Graph(graph)  # refuses what programs of space-time plans cannot compute
-    return cut_graph(graph, schedule).graph
+    return cut
 
 
 def limited(space: SearchSpace) -> SearchSpace:

@@ -96,10 +96,8 @@ class Openness:
 
 def decisions_of(plan: Plan, openness: Openness) -> PartialPlan:
     """The decisions of a planner's plan. PartitaError: branches that run side by side, unless they are loosened."""
-    if plan.shared is not None:
-        raise PartitaError(
-            f"--start: a plan with schedule {plan.schedule} has operators on all devices, which are not taken as fixed"
-        )
+    if plan.schedule.by_operators:
+        raise PartitaError(f"--start: the decisions of a plan with schedule {plan.schedule} cannot be taken as fixed")
     stages, inner = plan.stages, plan.stages[0].placement
     rows_of, weights, layers = dict[str, tuple[str, ...]](), dict[str, StoredAs](), dict[str, str]()
     stage_of: dict[str, set[int]] = {}

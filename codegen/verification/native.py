@@ -28,7 +28,7 @@ DEVIATIONS = 6
 
 def is_native_plan(plan: Plan) -> bool:
     """True if the plan's program draws masks of dropout by torch's own generators; space-time programs do not."""
-    return plan.shared is None and any(draws_natively(part.graph) for part in plan.stages)
+    return not plan.schedule.by_operators and any(draws_natively(part.graph) for part in plan.stages)
 
 
 def counted(plan: Plan) -> Plan:

@@ -146,8 +146,8 @@ class Schedule:
         return _counts(self, stage % devices, devices, chunks, micro_batches)[stage // devices]
 
     def with_passes(self, passes: int) -> Schedule:
-        """The same of a model whose micro-batches go forward so often."""
-        return replace(self, passes=passes) if self.passes > 1 else self
+        """The same of a model whose micro-batches go forward so often; itself where either is once."""
+        return self if 1 in (self.passes, passes) else replace(self, passes=passes)
 
     def _slots(self, device: int, devices: int, chunks: int, micro_batches: int) -> list[Slot]:
         more = [chunks] * self.virtual_stages + [1] * self.double_buffered + [self.passes] * (self.passes > 1)

@@ -19,6 +19,7 @@ import partita
 from partita import Machine, PartitaError
 from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.confirmed_plan import step_ns
+from partita.codegen.planner.partial_plan import Openness, decisions_of
 from partita.codegen.planner.problem import problem_of
 from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import phase_ns, runs
@@ -174,6 +175,31 @@ def test_plans_that_do_not_fit_the_model_are_refused() -> None:
     choices[handed] = replace(choices[handed], output=(S(1),) * len(choices[handed].output))
     with pytest.raises(PartitaError, match=r"stage 0: a pass hands .* to the next as .*, not by samples"):
         replace(plan, stages=(replace(first, choices=tuple(choices)), *plan.stages[1:]))
+
+
+def test_files_of_models_that_do_not_recycle_are_refused(tmp_path: Path) -> None:
+    plan = planned(Recycled(passes=1), schedule="1f1b")
+    plan.save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text().replace('"schedule": "1f1b"', '"schedule": "3f1b"')
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PartitaError, match="need a model that recycles"):
+        partita.load_plan(tmp_path / "plan.json")
+
+
+def test_programs_by_operators_lack_what_needs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of one's own, and decisions of a plan to start from."""
+    with pytest.raises(PartitaError, match="--start: the decisions of a plan with schedule 3f1b cannot"):
+        decisions_of(small(), Openness(small().graph))
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(PartitaError, match="schedule '3f1b': its program runs operator by operator"):
+        small().parallelize(Recycled())
+
+
+def test_dropout_is_from_counters() -> None:
+    module = Recycled()
+    for layer in module.layers:
+        layer.append(nn.Dropout(0.1))  # type: ignore[operator]
+    assert planned(module).verify()["ok"]
 
 
 class Uneven(Recycled):
