@@ -100,10 +100,12 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
     outcomes: list[dict[str, Any]] = []
     groups = _together(variants)
     for number, group in enumerate(groups):
-        left = None if seconds is None else (seconds - (time.monotonic() - start)) / (len(groups) - number)
+        left = seconds
+        if seconds is not None and len(groups) > 1:
+            left = max((seconds - (time.monotonic() - start)) / (len(groups) - number), 0.1)
         cutoff = None if best is None else int(best.report["objective_ns"])
         try:
-            found = plan(group, left if left is None else max(left, 0.1), cutoff)
+            found = plan(group, left, cutoff)
         except PartitaError as error:
             found = [error] * len(group)
         plans = [one for one in (best, *found) if one is not None and not isinstance(one, PartitaError)]

@@ -20,7 +20,7 @@ from partita.model.graph.builder import Builder
 from partita.model.graph.pcg import PCG
 from partita.model.machine.machine import Machine
 from partita.model.training import Training
-from partita.solvers.search import search
+from partita.solvers.search import enumeration
 from partita.solvers.search.planning_problem import PlanningProblem
 
 Judge = Callable[..., dict[str, Any]]
@@ -92,7 +92,7 @@ def test_wide_placements_have_graphs_that_are_rewritten_beforehand(
     graph, of = towers(), machine(2, 2)
     whole = planned(graph, of, rules=planner_rules())
     assert len(whole.placement.sizes) == 2 and not whole.report["space"]["limits_hit"]
-    monkeypatch.setattr(search, "quick_axes", narrow)
+    monkeypatch.setattr(enumeration, "quick_axes", narrow)
     wide = planned(graph, of, rules=planner_rules())
     assert wide.report["space"]["rewritings"]["without"] > 0
     assert wide.report["space"]["limits_hit"] == ["rewriting: width"]
@@ -103,7 +103,7 @@ def test_wide_placements_have_graphs_that_are_rewritten_beforehand(
 
 
 def test_what_is_fixed_is_searched_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "quick_axes", narrow)
+    monkeypatch.setattr(enumeration, "quick_axes", narrow)
     plan = planned(towers(), machine(2, 2), rules=planner_rules(), fix=(("tanh", "i.0,i.0"),))
     assert plan.report["space"]["rewritings"]["without"] > 0 and plan.report["rewritten"] == []
 

@@ -70,7 +70,7 @@ def best_of_all(problem: PlanningProblem, space: ConfigurationSpace, shares: int
             shared = shared_encoding(problem, own)
             for inner in combinations(range(1, pipeline.count - 1), prod(row) - 1):
                 ends = list(pairwise((0, *inner, pipeline.count - 1)))
-                stages = [part_encoding(pipeline, own, *part, own.in_flight(s), False) for s, part in enumerate(ends)]
+                stages = [part_encoding(pipeline, own, part, own.in_flight(s)) for s, part in enumerate(ends)]
                 least = min(least, *_steps(problem, own, shared, stages, shares), INFINITE)
     return least
 
