@@ -237,8 +237,10 @@ class ConfigurationSearch:
         return self._work(chosen, levels, gap, target)
 
     def _needs_memory(self, candidate: Candidate) -> bool:
-        """True if a bound that ignores memory adds little: memory has a price, in some order of the axes, and no other
-        number of micro-batches would inherit the bound."""
+        """True if a bound that ignores memory is not worth its time.
+
+        Memory has a price in some order of the axes, and no other number of micro-batches would inherit the bound.
+        """
         if not (self.bounds_first and len(self._family(candidate)) == 1):
             return False
         count = candidate.configuration.micro_batches

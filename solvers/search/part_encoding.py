@@ -39,7 +39,6 @@ def _bytes_of(found: Encoding) -> int:
     return table_bytes(found.network)
 
 
-@recent(count=6, most_bytes=_KEPT_BYTES, size=_bytes_of)
 def encoding(
     pipeline: PipelineProblem,
     configuration: Configuration,
@@ -53,6 +52,15 @@ def encoding(
 
     `inside`: for bounds on what it costs inside a larger part.
     """
+    stage = replace(in_view(configuration, part, in_flight, view), inside=inside)
+    return _encoding(pipeline, configuration, part, in_flight, stage)
+
+
+@recent(count=6, most_bytes=_KEPT_BYTES, size=_bytes_of)
+def _encoding(
+    pipeline: PipelineProblem, configuration: Configuration, part: tuple[int, int], in_flight: int, stage: StageContext
+) -> Encoding:
+    """The network of a part; views that count the same are one network."""
     q, row = pipeline.problem, configuration.row
     if configuration.devices == 1 and part == (0, pipeline.count - 1):
         shared = _tables(pipeline, configuration)
@@ -68,12 +76,11 @@ def encoding(
             q.space, configuration.modes(q.space.modes if in_flight else q.fastest), spread_tables=balanced
         ),
         stage=replace(
-            in_view(configuration, part, in_flight, view),
+            stage,
             transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             between_passes=configuration.between_passes,
-            inside=inside,
             gathers_alone=configuration.schedule.splits_backward,
             shared=_tables(pipeline, configuration),
         ),

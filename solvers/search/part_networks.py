@@ -109,8 +109,7 @@ class PartNetworks:
         return self.pipeline.shared(i, j)
 
     def encoding(self, i: int, j: int, in_flight: int, inside: bool = False, view: View = View.BOUND) -> Encoding:
-        seen = view if self.configuration.formula_bounds else View.PRICED  # one network, encoded once
-        return encoding(self.pipeline, self.configuration.whole, (i, j), in_flight, inside=inside, view=seen)
+        return encoding(self.pipeline, self.configuration.whole, (i, j), in_flight, inside=inside, view=view)
 
     def solve(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """Solve a part; if memory is ignored, only for a bound on every part that contains it."""
