@@ -104,8 +104,16 @@ def recomputed(plan: Plan, *modes: str) -> Plan:
     return replace(plan, recompute={name: mode for name, mode in found.items() if mode != "none"})
 
 
+def biases_kept(plan: Plan) -> Plan:
+    """The plan with weights of one dim kept for backward."""
+    nodes = zip(plan.graph.nodes, plan.choices, strict=True)
+    return replace(plan, choices=tuple(replace(c, regather=c.regather and len(node.shape) > 1) for node, c in nodes))
+
+
 PLANS: dict[str, Callable[[], Plan]] = {
     "gathered again": lambda: sharded(graph_of(8), (2,), 0),
+    "biases kept": lambda: biases_kept(sharded(graph_of(8), (2,), 0)),
+    "biases kept, some recomputed": lambda: recomputed(biases_kept(sharded(graph_of(7), (2,), 0)), "none", "full"),
     "kept": lambda: sharded(graph_of(8), (2,), 0, regather=False),
     "parts of unequal length": lambda: sharded(graph_of(7), (2,), 0),
     "tied": lambda: sharded(graph_of(8, tied=True), (2,), 0),
@@ -211,13 +219,13 @@ def events(plan: Plan, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name, gathers", [("gathered again", 2), ("kept", 1), ("recomputed", 2)])
+@pytest.mark.parametrize("name, gathers", [("gathered again", 2), ("biases kept", 2), ("kept", 1), ("recomputed", 2)])
 def test_one_message_a_layer_ahead_of_its_use(name: str, gathers: int, tmp_path: Path) -> None:
     """Of embedding, layers and head: in forward, where they are not kept again in backward, and one reduction."""
     found = events(PLANS[name](), tmp_path)
     counts = Counter(found)
     parts = LAYERS + 2
-    once = {"gathered again": 1, "kept": 0, "recomputed": 2}[
+    once = {"gathered again": 1, "biases kept": 1, "kept": 0, "recomputed": 2}[
         name
     ]  # backward needs no embedding, and here keeps the head
     assert counts["reduce_scatter begins"] == counts["reduce_scatter ends"] == parts

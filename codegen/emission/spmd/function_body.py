@@ -222,7 +222,7 @@ class FunctionBody(FunctionWriter):
             assert self.gatherings is not None
             attribute = self.gatherings.name(gathering, self.weights)
             self.used.gathers = True
-            if not gathering.kept:
+            if not all(gathering.kept):
                 self.used.forgets = True
                 self.used.helpers.add("regathered")
             self.used.uneven |= any(apart.uneven for steps in gathering.apart for apart in steps)

@@ -25,12 +25,13 @@ class Gathering:
     """Weights that travel in one message, how each is put together, and the layouts that result.
 
     They are gathered over one of the `axes` after the other: `apart` has what each axis joins of every weight. `place`:
-    the segment that reads them, or another part of the graph. `kept`: for backward, which otherwise gathers them again.
+    the segment that reads them, or another part of the graph. `kept`: whether each is kept for backward, which
+    otherwise gathers it again.
     """
 
     place: str
     axes: tuple[str, ...]
-    kept: bool
+    kept: tuple[bool, ...]
     weights: tuple[int, ...]
     apart: tuple[tuple[TakenApart, ...], ...]
     layouts: tuple[Layout, ...]
@@ -70,11 +71,20 @@ class ClassGatherings:
                     sizes.append(f'"{attribute}": {apart[0].size}')
             axes = ", ".join(gathering.axes)
             arguments = ["self", axes if len(gathering.axes) == 1 else f"[{axes}]", f"{{{', '.join(at)}}}"]
-            arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + ["kept=False"] * (not gathering.kept)
+            arguments += [f"sizes={{{', '.join(sizes)}}}"] * bool(sizes) + _kept(gathering, weights)
             if layer := list(dict.fromkeys(each.place for each in self.names)).index(gathering.place):
                 arguments.append(f"layer={layer}")
             lines += wrap(f"self.{name} = Gathering({', '.join(arguments)})", 8)
         return lines
+
+
+def _kept(gathering: Gathering, weights: Mapping[int, str]) -> list[str]:
+    """The argument that says which weights are kept, unless all are."""
+    if all(gathering.kept):
+        return []
+    kept = (weights[i] for i, kept in zip(gathering.weights, gathering.kept, strict=True) if kept)
+    names = ", ".join(f'"{name.removeprefix("self.")}"' for name in kept)
+    return [f"kept=[{names}]"]
 
 
 def _place(apart: TakenApart) -> str:
@@ -92,7 +102,8 @@ def gatherings(
     """
     if not travels_ahead(plan):
         return {}
-    found: dict[tuple[str | int, tuple[int, ...], bool, bool], list[list[_Wanted]]] = {}
+    found: dict[tuple[str | int, tuple[int, ...], bool], list[list[_Wanted]]] = {}
+    kept: dict[int, bool] = {}
     for index in weights:
         wanted = _gathered(plan, index, own)
         if wanted is None:
@@ -103,16 +114,18 @@ def gatherings(
             continue
         read_at = {places(plan.graph)[c] for c in plan.graph.consumers[index] if c in own}
         place = read_at.pop() if len(read_at) == 1 else f"weight {index}"
-        lists = found.setdefault((place, axes, node.gradient, not again), [[]])
+        kept[index] = not again
+        lists = found.setdefault((place, axes, node.gradient), [[]])
         if isinstance(place, int) and _bytes(plan, lists[-1], index) > BUCKET_BYTES and lists[-1]:
             lists.append([])
         lists[-1].append((index, layout, apart))
     result: dict[tuple[int, Layout], Gathering] = {}
-    for (place, axes, _, kept), lists in found.items():
+    for (place, axes, _), lists in found.items():
         names = tuple(plan.axes[axis] for axis in axes)
         for number, each in enumerate(lists):
             indices, layouts, aparts = zip(*each, strict=True)
-            gathering = Gathering(f"{place}, {number}", names, kept, indices, aparts, layouts)
+            of_each = tuple(kept[index] for index in indices)
+            gathering = Gathering(f"{place}, {number}", names, of_each, indices, aparts, layouts)
             result |= dict.fromkeys(zip(indices, layouts, strict=True), gathering)
     return result
 
