@@ -8,7 +8,7 @@ from typing import Self
 from ...formulation.encoding.overlap import hiding_layers
 from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.tensor_classes import Classes, Use, classes, kept_between_passes
-from ...formulation.strategies.transitions import Transitions
+from ...formulation.strategies.transitions import TRAVELS, Transitions
 from ...model.graph.atoms import atoms
 from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, largest_part
 from ...model.graph.pcg import Node
@@ -212,7 +212,9 @@ class Conversions:
         self.conversions += 1
         current, moved, gradient = list(source), False, self.graph.nodes[index].gradient and backward
         share = latency_shares_of(self.plan).get(index)
-        for step in route(self.plan, index, source, target):
+        moves, sizes = route(self.plan, index, source, target), self.plan.placement.sizes
+        waits = any(step.move.value not in TRAVELS for step in moves if sizes[step.axis] > 1)
+        for step in moves:
             before = self.bytes(index, tuple(current))
             current[step.axis] = step.target
             after = self.bytes(index, tuple(current))
@@ -233,6 +235,7 @@ class Conversions:
                         Item(
                             part, action.value, phase, index, at, when,
                             ns=ns, count=self.k, axes=(step.axis,), bytes=size, conversion=self.conversions,
+                            waits=waits,
                         )
                     )  # fmt: skip
             moved |= value is not Action.NOTHING

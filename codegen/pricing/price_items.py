@@ -34,6 +34,7 @@ class Item:
 
     `node` is the operator, or the tensor that moves or is updated; it runs at node `at`. `axes` are the mesh axes that
     communicate (empty: no communication), `bytes` the size of the message. Steps of one conversion share its number.
+    `waits`: kernels wait for it, though it is of a weight.
     """
 
     part: Part
@@ -48,6 +49,7 @@ class Item:
     bytes: int = 0
     calls: int = 1
     conversion: int = 0
+    waits: bool = False
 
     @property
     def total_ns(self) -> int:
@@ -61,7 +63,7 @@ class Item:
     @property
     def hides(self) -> bool:
         """True if it may run beside kernels: a weight is converted, or a gradient reduced."""
-        return self.reduces or (self.part == "weights" and self.kind != CAST)
+        return self.reduces or (self.part == "weights" and self.kind != CAST and not self.waits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,10 @@ Calls = npt.NDArray[np.int16]
 ACTIONS = tuple(Action)
 _NUMBER = {action: i for i, action in enumerate(ACTIONS)}
 _JOINED = Action.GATHER, Action.SCATTER_SUM  # of several tensors in one message
+TRAVELS = Action.GATHER, Action.NOTHING
+"""Actions on a weight's value that programs begin ahead of its use; kernels wait for any others, and all with them."""
 _IS_JOINED = np.array([action in _JOINED for action in ACTIONS])
+_TRAVELS = np.array([action in TRAVELS for action in ACTIONS])
 _IS_COLLECTIVE = np.array([action in COLLECTIVES for action in ACTIONS])
 _KINDS: dict[Action, Kind] = {
     Action.GATHER: "all_gather",
@@ -231,7 +234,7 @@ class Table:
 
     `total` and `forward` are ns (forward alone is what a repeated conversion costs), `via` an intermediate layout of
     the cheapest route (-1: the direct program). `calls` [2, codes, codes] are those of the framework in forward, and in
-    backward: one for every move.
+    backward: one for every move. `waits`: whether kernels wait for a weight on that route (`TRAVELS`).
     """
 
     codes: Codes
@@ -239,6 +242,7 @@ class Table:
     forward: Times
     via: npt.NDArray[np.int16]
     calls: Calls
+    waits: npt.NDArray[np.bool_]
 
     @cached_property
     def moves(self) -> npt.NDArray[np.bool_]:
@@ -263,7 +267,9 @@ class Table:
 
 
 @njit(cache=True)
-def _close(total: Times, forward: Times, via: npt.NDArray[np.int16], calls: Calls) -> None:
+def _close(
+    total: Times, forward: Times, via: npt.NDArray[np.int16], calls: Calls, waits: npt.NDArray[np.bool_]
+) -> None:
     """Floyd and Warshall: shortest routes through any layout; what is equally cheap stays direct."""
     n = len(total)
     for k in range(n):
@@ -278,6 +284,7 @@ def _close(total: Times, forward: Times, via: npt.NDArray[np.int16], calls: Call
                     forward[i, j] = forward[i, k] + forward[k, j]
                     calls[0, i, j] = calls[0, i, k] + calls[0, k, j]
                     calls[1, i, j] = calls[1, i, k] + calls[1, k, j]
+                    waits[i, j] = waits[i, k] or waits[k, j]
                     via[i, j] = k
 
 
@@ -351,19 +358,20 @@ class Transitions:
 
     def direct(
         self, tensor: Space, codes: Codes, itemsize: int, gradient: bool, share: float | None = None
-    ) -> tuple[Times, Times, Calls]:
-        """Forward and backward ns of the direct programs between all pairs, and the calls of both."""
+    ) -> tuple[Times, Times, Calls, npt.NDArray[np.bool_]]:
+        """Of the direct programs between all pairs forward and backward ns, the calls of both, and `Table.waits`."""
         shape = (len(codes), len(codes))
         forward, backward = np.zeros(prod(shape), dtype=np.int64), np.zeros(prod(shape), dtype=np.int64)
-        calls = np.zeros((2, prod(shape)), dtype=np.int16)
+        calls, waits = np.zeros((2, prod(shape)), dtype=np.int16), np.zeros(prod(shape), dtype=np.bool_)
         sizes = tensor.numel * itemsize
         for phase in _programs(len(self.axes), tensor.base, codes.tobytes(), codes.tobytes()):
             forward[phase.pairs] += self._times(phase.axis, phase.value, sizes[phase.value_code], share)
             calls[0, phase.pairs] += phase.value != _NUMBER[Action.NOTHING]
+            waits[phase.pairs] |= ~_TRAVELS[phase.value] & (self.axes[phase.axis] > 1)
             if gradient:
                 backward[phase.pairs] += self._times(phase.axis, phase.gradient, sizes[phase.gradient_code], share)
                 calls[1, phase.pairs] += phase.gradient != _NUMBER[Action.NOTHING]
-        return forward.reshape(shape), backward.reshape(shape), calls.reshape(2, *shape)
+        return forward.reshape(shape), backward.reshape(shape), calls.reshape(2, *shape), waits.reshape(shape)
 
     def table(self, tensor: Space, itemsize: int, gradient: bool, share: float | None = None) -> Table:
         """Cheapest routes between the legal layouts of a tensor whose elements have `itemsize` bytes.
@@ -373,10 +381,10 @@ class Transitions:
         key = (tensor, itemsize, gradient, share)
         if key not in self._tables:
             codes = tensor.legal(addends=gradient)
-            forward, backward, calls = self.direct(tensor, codes, itemsize, gradient, share)
+            forward, backward, calls, waits = self.direct(tensor, codes, itemsize, gradient, share)
             total, via = forward + backward, np.full(forward.shape, -1, dtype=np.int16)
-            _close(total, forward, via, calls)
-            self._tables[key] = Table(codes, total, forward, via, calls)
+            _close(total, forward, via, calls, waits)
+            self._tables[key] = Table(codes, total, forward, via, calls, waits)
         return self._tables[key]
 
 

@@ -37,7 +37,7 @@ def priced(t: Transitions, s: Space, source: int, target: int, itemsize: int) ->
 def test_all_pairs_are_priced_as_their_programs(transitions: Transitions) -> None:
     s = space(transitions.axes, (64, 96, 50))
     codes = s.legal()
-    forward, backward, _ = transitions.direct(s, codes, 2, gradient=True)
+    forward, backward, *_ = transitions.direct(s, codes, 2, gradient=True)
     generator = np.random.default_rng(0)
     for _ in range(1500):
         i, j = generator.integers(len(codes), size=2)
@@ -47,19 +47,23 @@ def test_all_pairs_are_priced_as_their_programs(transitions: Transitions) -> Non
 def test_routes_are_shortest_and_their_parts_add_up(transitions: Transitions) -> None:
     s = space(transitions.axes, (64, 96))
     table = transitions.table(s, 4, gradient=True)
-    forward, backward, _ = transitions.direct(s, table.codes, 4, gradient=True)
+    forward, backward, *_ = transitions.direct(s, table.codes, 4, gradient=True)
     direct = forward + backward
     assert (table.total <= direct).all()
     n = len(table.codes)
     best = np.min(table.total[:, :, None] + table.total[None, :, :], axis=1)
     assert (table.total <= best).all()
-    generator = np.random.default_rng(1)
+    generator, found = np.random.default_rng(1), set()
     for _ in range(300):
         i, j = generator.integers(n, size=2)
         route = (table.codes[i], *table.route(table.codes[i], table.codes[j]), table.codes[j])
         legs = [(table.position[a], table.position[b]) for a, b in pairwise(route)]
         assert sum(direct[a, b] for a, b in legs) == table.total[i, j]
         assert sum(forward[a, b] for a, b in legs) == table.forward[i, j]
+        moves = [step.move.value for a, b in pairwise(map(s.layout, route)) for step in steps(a, b)]
+        assert table.waits[i, j] == any(move not in (Action.GATHER, Action.NOTHING) for move in moves)
+        found.add(bool(table.waits[i, j]))
+    assert found == {True, False}
 
 
 def test_staying_is_free_and_slicing_sends_nothing(transitions: Transitions) -> None:

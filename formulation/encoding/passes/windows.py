@@ -1,7 +1,8 @@
 """Windows: a layer computes while weights are gathered and gradients reduced; see `encoding.overlap`.
 
 Forward and backward of a layer are windows of three streams: G, kernels and all that they wait for, W, conversions of
-weights and reductions of gradients, and H, the host, which issues the calls of both. Kernels lose a share of W's time
+weights and reductions of gradients, and H, the host, which issues the calls of both. Weights that are exchanged before
+they are gathered do not travel ahead (`Table.waits`): they are in G. Kernels lose a share of W's time
 to it where cores that compute carry messages (`Machine.busy_ns`), which is in G. What is reduced once a step hides
 in the last micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
 move from its tables to the streams; what belongs to no micro-batch, such as the update, stays.
@@ -193,10 +194,12 @@ class Windows(EncodingPass):
         if builder.pcg.nodes[base].op != "parameter":
             return self._activation(conversion, (given, required), (forward, both - forward), (calls, back))
         counted = {"forward_calls": calls, "backward_calls": back, "again_calls": calls}
+        waits = table.waits[a][:, b]
+        ahead, behind = np.where(waits, 0, forward), np.where(waits, 0, both - forward)
         if stored is None:
-            return _Streams(0, forward, 0, both - forward, again=forward, **counted)
+            return _Streams(forward - ahead, ahead, both - forward - behind, behind, again=ahead, **counted)
         cast, twice = k * cast_ns(stored, builder.precision, builder.roofline)[:, None], stored.regather[:, None]
-        regathered = np.where(twice, forward, 0)
+        regathered = np.where(twice, ahead, 0)
         calls = calls + k * builder.precision.mixed  # a cast
         segment = builder.part_of(conversion, builder.segments.number)
         further: Array | int = 0  # parts
@@ -204,11 +207,11 @@ class Windows(EncodingPass):
             further = np.array([at.parts - 1 for _, at in builder.segments.in_modes(segment)]).reshape(-1, 1, 1)
         casts = k * builder.precision.mixed * further
         return _Streams(
-            forward=np.broadcast_to(cast, forward.shape),
-            forward_traffic=forward,
-            backward=np.broadcast_to(np.where(twice, cast, 0), forward.shape),
-            backward_traffic=both - forward,
-            again=forward - regathered,
+            forward=cast + forward - ahead,
+            forward_traffic=ahead,
+            backward=np.where(twice, cast + forward - ahead, 0) + both - forward - behind,
+            backward_traffic=behind,
+            again=ahead - regathered,
             regathered=regathered,
             forward_calls=calls + casts,
             backward_calls=back + np.where(twice, calls, 0) + k * builder.pcg.nodes[base].gradient * further,
