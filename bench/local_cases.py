@@ -71,7 +71,7 @@ class Case:
     ranks: int
     configurations: tuple[Configuration, ...]
     samples: int = 8
-    rounds: int = 3
+    rounds: int = 8
     steps: int = 1
     dtype: str = "float32"
 
