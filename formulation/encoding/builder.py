@@ -101,9 +101,9 @@ class NetworkBuilder:
         self._by_content: dict[Hashable, Array] = {}
 
     def _share_tables(self) -> None:
-        """Take the tables of other stages; a graph with repeated passes has its own, since they change prices."""
+        """Take the tables of other stages."""
         stage = self.stage
-        self.shared = SharedTables() if self.classes.twin or stage.shared is None else stage.shared
+        self.shared = stage.shared or SharedTables()
         found = self._tables_of(self.pcg.batch, self.micro_batches)
         modes = stage.in_flight, self.options.recompute
         self.tables, self.mode_tables = found.tables.setdefault(modes, ({}, {}))

@@ -3,7 +3,7 @@
 A tensor comes from another operator, from a hub, from storage, or in a layout that is not decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -92,9 +92,13 @@ class OperandCosts:
         letters = np.array([R, R if use.node in self.classes.twin else B, P, *(S(a) for a in use.atoms)])
         return (letters[own.letters[codes]] @ target.weights).astype(np.int64)
 
+    def without_gradient(self, base: int) -> Table:
+        """The conversions of a tensor class in a pass without gradient."""
+        return self.table(self.classes.passes.get(base, (base,))[0])
+
     def without_gradient_ns(self, base: int, source: Codes, target: Codes) -> Array:
         """Time of conversions [source, target] in a pass without gradient, where B is R."""
-        table = self.table(self.classes.passes.get(base, (base,))[0])
+        table = self.without_gradient(base)
         tensor = self.space(base)
         a, b = (table.position[tensor.without_addends(codes)] for codes in (source, target))
         return table.forward[a][:, b] * self.micro_batches
@@ -117,6 +121,14 @@ class OperandCosts:
     def handover(self, tensor: int) -> Codes:
         """The layout in which a pass without gradient hands over a tensor."""
         return np.array([self.space(tensor).code(handover(self.pcg, tensor, self.placement.sizes))])
+
+    def undecided_key(self, node: int, operand: int) -> Hashable:
+        """What the time and the bytes of such a conversion depend on, beside the options of the node that decides."""
+        kind = self.kind(node, operand)
+        if kind not in ("constant", "handed"):
+            return kind
+        source = self.source(node, operand)
+        return kind, id(self.table(source)), self._given(source, kind), self._read(node, operand).atoms
 
     def undecided_ns(self, node: int, operand: int) -> Array | int:
         """Time to convert an operand whose layout no variable decides."""
@@ -153,10 +165,15 @@ class OperandCosts:
     def _undecided(self, node: int, operand: int, kind: str) -> tuple[Table, Codes, Codes]:
         """The conversions of an operand, and the positions there of the layout that it has and those required."""
         source = self.source(node, operand)
-        given = self.handover(source) if kind == "handed" else np.array([R])
-        use = Use(node, operand, self.classes.atoms[self.pcg.nodes[node].inputs[operand]])
-        table = self.table(source)
-        return table, table.position[given], table.position[self.required(use)]
+        table, given = self.table(source), np.array([self._given(source, kind)])
+        return table, table.position[given], table.position[self.required(self._read(node, operand))]
+
+    def _given(self, source: int, kind: str) -> int:
+        """The layout, as a code, of what is handed over, or of a constant."""
+        return int(self.handover(source)[0]) if kind == "handed" else R
+
+    def _read(self, node: int, operand: int) -> Use:
+        return Use(node, operand, self.classes.atoms[self.pcg.nodes[node].inputs[operand]])
 
     def from_operator(self, base: int, use: Use, given: Codes, held: npt.NDArray[np.bool_]) -> EdgeTables:
         """From the operator that computes a tensor, or a hub, to a reader; `held`: kept for backward there."""

@@ -22,6 +22,7 @@ from partita.model.capture.load import load_module
 from partita.model.errors import PartitaError
 from partita.model.graph.atoms import atoms
 from partita.model.graph.batch import with_batch
+from partita.model.graph.folded import folded, passes
 from partita.model.graph.layout import B, P, R
 from partita.model.graph.pcg import PCG
 from partita.model.graph.segments import MODES
@@ -92,14 +93,17 @@ def test_layers_that_read_what_another_list_computed_are_copies_of_a_chain() -> 
     assert [name[b] for b in chain.boundaries[1:]] == ["decoder.0.add_3 shared", "decoder.1.add_3 shared"]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mbart-4.7b"])
+@pytest.mark.parametrize("name", ["gpt2", "mbart-4.7b", "alphafold2-87m"])
 def test_tables_of_other_stages_change_nothing(name: str) -> None:
+    """Nor do those of other layers of all passes."""
     pcg, shared = graph(name), SharedTables()
+    pcg = folded(pcg).graph if passes(pcg) > 1 else pcg
     count = len(boundaries(pcg)) - 1
     for first, last in [(0, count), (0, 2), (1, 3), (2, 3), (1, count)]:
         part = stage(pcg, first, last).graph
         for n, modes, versions in ((1, ("none",), 0), (2, ("none",), 2), (2, MODES, 0), (2, ("none",), 0)):
             options = {"in_flight": n, "recompute": modes, "weight_versions": versions, "dtype": "float32"}
+            options["between_passes"] = n
             alone, found = (encoded(part, shared=x, **options).network for x in (None, shared))
             assert network_json(found) == network_json(alone)
 

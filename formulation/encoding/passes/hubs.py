@@ -38,7 +38,8 @@ class Hubs(EncodingPass):
         """The key of the tables from an alternative to the layouts of the hub, kept for backward or not."""
         builder, costs = self.builder, self.builder.costs
         repeats = sum(n not in builder.classes.handed for n in builder.classes.passes.get(node, ()))
-        key = ("to hub", builder.node_options.number(producer), id(costs.table(node)), kept, repeats)
+        tables = id(costs.table(node)), id(costs.without_gradient(node))
+        key = ("to hub", builder.node_options.number(producer), tables, kept, repeats)
         return builder.keep(key, lambda: costs.to_hub(node, builder.operators[producer][1], kept, repeats))
 
 

@@ -72,7 +72,7 @@ class Operators(EncodingPass):
             layout = costs.handover(next(reader for reader in readers if reader in builder.classes.handed))
             cost = cost + len(handed) * costs.without_gradient_ns(node, found.output, layout)[:, 0]
             size = int(found.output_space.numel[layout[0]]) * builder.stage.in_flight * itemsize
-            use += sum(handed) * size
+            use += sum(kept for kept, *_ in handed) * size
         return cost, use[:, None]
 
     def _copies(self, node: int) -> int:
@@ -104,16 +104,23 @@ class Operators(EncodingPass):
 def operator_key(builder: NetworkBuilder, node: int) -> object:
     """The key of the tables of an operator's variable."""
     number, operands = builder.node_options.number(node), range(len(builder.node_options.of(node).inputs))
-    kinds = tuple(tuple(builder.costs.kind(reader, p) for p in operands) for reader in builder.readers(node))
+    kinds = tuple(tuple(builder.costs.undecided_key(reader, p) for p in operands) for reader in builder.readers(node))
     waits = builder.between_passes.get(node, 0)
     silent = operator(builder.pcg.nodes[node].op).transfer and builder.stage.without_messages
     return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits, silent
 
 
-def _handed_over(builder: NetworkBuilder, node: int) -> tuple[bool, ...]:
-    """For every repetition of a node whose result another repetition gets: whether a reader keeps that for backward."""
-    classes, saves = builder.classes, builder.costs.saves
-    return tuple(any(map(saves, classes.reads[r])) for r in builder.readers(node) if r in classes.handed)
+def _handed_over(builder: NetworkBuilder, node: int) -> tuple[tuple[bool, int, int], ...]:
+    """For every repetition of a node whose result another repetition gets: whether a reader keeps that for backward.
+
+    And in which layout it gets it, with the identity of the conversions.
+    """
+    costs, reads = builder.costs, builder.classes.reads
+    return tuple(
+        (any(map(costs.saves, reads[r])), int(costs.handover(r)[0]), id(costs.without_gradient(node)))
+        for r in builder.readers(node)
+        if r in builder.classes.handed
+    )
 
 
 def _defers(builder: NetworkBuilder, node: int) -> bool:
@@ -129,7 +136,8 @@ class Operands(EncodingPass):
         use, repeats = costs.uses[base, node, operand], node in builder.classes.twin
         decides = builder.classes.decides(node)
         consumer = builder.operators[decides][0]
-        key = (builder.node_options.number(decides), operand, use.atoms, use.repeats, repeats)
+        again = id(costs.without_gradient(base)) if use.repeats else 0
+        key = (builder.node_options.number(decides), operand, use.atoms, use.repeats, again, repeats)
         if base in builder.hubs:
             self._from_hub(base, use, key, consumer)
         elif base in builder.weights:
