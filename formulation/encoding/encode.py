@@ -44,7 +44,7 @@ from ...model.machine.machine import Machine
 from ..network.chains import find_chains
 from ..network.network import Network
 from ..placement.placement import Placement, placements
-from ..strategies.tensor_classes import classes
+from ..strategies.tensor_classes import classes, find_pairs
 from ..weights.fixed_memory import fixed_bytes
 from .builder import NetworkBuilder
 from .encoding import Encoding
@@ -144,6 +144,8 @@ def _encoding(builder: NetworkBuilder) -> Encoding:
         windows=builder.windows,
     )
     network = replace(network, chains=find_chains(network, builder.positions))
+    if not network.chains:
+        network = _with_pairs(network, builder)
     segments = zip(builder.segments.segments, builder.switches, strict=False)  # others only hold prefetched weights
     return Encoding(
         pcg=builder.pcg,
@@ -165,3 +167,12 @@ def _encoding(builder: NetworkBuilder) -> Encoding:
         recompute_modes=builder.options.recompute,
         together=builder.together,
     )
+
+
+def _with_pairs(network: Network, builder: NetworkBuilder) -> Network:
+    """The network with the pairs of hubs between layers, and its variables in the order of the graph."""
+    hubs, found = builder.hubs, find_pairs(builder.pcg, builder.classes).items()
+    pairs = tuple((hubs[u][0], hubs[v][0]) for v, u in found if u in hubs and v in hubs)
+    places = builder.positions
+    line = sorted((v for v, place in enumerate(places) if not place.shared), key=lambda v: places[v].order)
+    return replace(network, pairs=pairs, line=tuple(line)) if pairs else network

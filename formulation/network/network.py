@@ -158,7 +158,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Variables, edges between them, and capacities in bytes; see `checks.check_network` for how the parts fit."""
+    """Variables, edges between them, and capacities in bytes; see `checks.check_network` for how the parts fit.
+
+    `pairs` (u, v): together they alone lead from what is before v in `line` to what is after (`joined_pairs`).
+    """
 
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...] = ()
@@ -167,6 +170,8 @@ class Network:
     chains: tuple[Chain, ...] = ()
     switches: tuple[Switch, ...] = ()
     windows: tuple[Window, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    line: tuple[int, ...] = ()
 
     def terms(self, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None) -> Iterator[CostTerm]:
         """The tables of some variables, and of some edges, in that order (all)."""

@@ -224,6 +224,20 @@ def find_cuts_beside(pcg: PCG, classes: Classes) -> dict[int, int]:
     return {first: other for first, (other,) in pairs if len(read[other] - {layer.get(other)}) > 1}
 
 
+def find_pairs(pcg: PCG, classes: Classes) -> dict[int, int]:
+    """Tensors that end a layer and lead on beside one other, both of them read in later layers alone: that other."""
+    layer = {i: number for number, segment in enumerate(segments(pcg)) for i in segment.nodes}
+    found: dict[int, int] = {}
+    for first, alive in _alive(pcg, classes):
+        if len(alive) != 2 or first not in layer:
+            continue
+        (other,) = alive - {first}
+        readers = (classes.variable(u.node) for i in alive for u in classes.uses[i])
+        if other not in found.values() and all(i <= first or layer.get(i) != layer[first] for i in readers):
+            found[first] = other
+    return found
+
+
 def _alive(pcg: PCG, classes: Classes) -> Iterator[tuple[int, set[int]]]:
     """Each tensor that is computed, with those that are read after it, itself included."""
     alive: dict[int, int] = {}  # the last reader of each

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from ...formulation.network.joined_pairs import joined
 from ...formulation.network.network import Network
 from ..decomposition.counted import count_within, is_small
 from ..elimination.label_search import close_by_labels
@@ -18,7 +19,7 @@ from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_maxima, plainest, solve_maxima
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from ..wide.portfolio import solve_flat, try_programs
-from ..wide.solve_reduced import reducible
+from ..wide.solve_reduced import reducible, solve_joined
 from .cpsat import CpSatPlain, run, solve_whole
 
 _FEW_LABELS, _LABELS = 1 << 13, 1 << 18  # per table, under several capacities and under one, which sorts them
@@ -39,6 +40,9 @@ class Auto:
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment found within the limits, and a proved bound."""
         search = Search(network, limits, self.name)
+        together = joined(network)
+        if together is not None:
+            return search.run(lambda: solve_joined(search, together, self.solve))
         return search.run(lambda: self._solve(search))
 
     def _solve(self, search: Search) -> Solution:

@@ -8,13 +8,14 @@
 
 from math import inf
 
+from ...formulation.network.joined_pairs import joined
 from ...formulation.network.network import Network
 from ..elimination.label_search import close_by_labels
 from ..elimination.memory_price import sweep
 from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_maxima, solve_maxima
 from ..protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
-from ..wide.solve_reduced import as_solver, reducible, solve_instead, solve_reduced, unflattened
+from ..wide.solve_reduced import as_solver, reducible, solve_instead, solve_joined, solve_reduced, unflattened
 from ..wide.substitution import Reduced
 
 
@@ -36,6 +37,9 @@ class Elimination:
     def solve(self, network: Network, limits: Limits = NO_LIMITS) -> Solution:
         """The best assignment; FEASIBLE with a proved bound if the time or the label limit ends the search."""
         search = Search(network, limits, self.name)
+        together = joined(network)
+        if together is not None:
+            return search.run(lambda: solve_joined(search, together, self.solve))
         if has_maxima(network):
             return search.run(lambda: solve_maxima(search, self.solve))
         if network.chains or network.switches:  # eliminating equal copies once saves more than reduction

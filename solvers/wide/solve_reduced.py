@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ...formulation.network.joined_pairs import Joined
 from ...formulation.network.network import INFINITE, Edge, Network, Variable
 from ...formulation.network.without_switches import without_switches
 from ..elimination.kernels import Ints
@@ -124,6 +125,17 @@ def solve_instead(
         search.raise_bound(answer.bound)
     clipped = answer.status is Status.OPTIMAL and search.bound != search.objective
     return search.finish(CUT if clipped else answer.words, infeasible=answer.status is Status.INFEASIBLE)
+
+
+def solve_joined(search: Search, together: Joined, solve: _Solve) -> Solution:
+    """Solve a search's network by that with joined pairs, of which the prices and the proof hold as they are."""
+
+    def solved(network: Network, limits: Limits) -> Solution:
+        answer = solve(network, limits)
+        search.prices, search.proof = answer.prices, answer.proof
+        return answer
+
+    return solve_instead(search, together.network, together.apart, solved)
 
 
 def unflattened(flat: Flat) -> Network:
