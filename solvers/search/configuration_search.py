@@ -108,6 +108,11 @@ class ConfigurationSearch:
         """True if all plans are interlaced pipelines."""
         return self.pipeline.problem.interlaced is not None
 
+    @property
+    def repeated(self) -> bool:
+        """True if all plans are pipelines that micro-batches pass several times."""
+        return self.pipeline.problem.recycled is not None
+
     def left(self) -> float:
         return self.limits.seconds - (time.monotonic() - self.start)
 
@@ -316,9 +321,9 @@ class ConfigurationSearch:
             return self._dive_interlaced() if self.best is None else None
         if self.best is not None:
             return self._dive_deeper()
-        for _, candidate in sorted(self.plainest[0].items()) if self.plainest else ():
+        for candidate in self._first_dives():
             merged = self.merged.get(candidate.size)
-            if candidate.running or candidate.bound >= INFINITE or candidate.dived:
+            if candidate.running or candidate.bound >= self.target or candidate.dived:
                 continue
             if merged is not None and merged.running:
                 continue
@@ -332,6 +337,16 @@ class ConfigurationSearch:
             levels = (Level.RELAXED, last) if candidate.level is None else (last,)  # where memory is not scarce
             return self._work(candidate, levels, gap, self.target)
         return None
+
+    def _first_dives(self) -> list[Candidate]:
+        """Where to dive for a first plan: as many micro-batches as are least; of several passes, at the least bound.
+
+        With few micro-batches passes idle for most of a step, and nothing is learned of other numbers.
+        """
+        family = self.plainest[0] if self.plainest else {}
+        if self.repeated:
+            return sorted(family.values(), key=attrgetter("order"))
+        return [candidate for _, candidate in sorted(family.items())]
 
     def _dive_interlaced(self) -> Work | None:
         """Work towards a first interlaced plan: stages of whole nodes, the plainest mesh, about the least bound."""
