@@ -37,7 +37,7 @@ BENCHES = {
     "sequence": "Long sequences: attention with gathered keys, as a ring, with heads exchanged, and free.",
     "solvers": "All backends on contest instances, networks of the planner and random families, with limits.",
     "spread": "Tables of DLRM and XDL spread over GPUs of Summit: loads, proofs and steps, compared with heuristics.",
-    "superscaler": "SuperScaler's Figures 12 to 14: the planner beside other systems' spaces; co-shard on one device.",
+    "superscaler": "SuperScaler's Figures 12 to 15: the planner beside other systems' spaces; co-shard on one device.",
     "truth": "Predicted and measured: the tables of P² (MLSys 2022), or training runs of a file, step and memory.",
     "whole": "The whole decision, pipelines included: Unity's and SuperScaler's models, with a gap and a time limit.",
     "windows": "Planning with traffic hidden behind kernels beside planning without: time and gap.",

@@ -1,9 +1,10 @@
-"""SuperScaler's Figures 12 to 14: the planner beside other systems, and what co-shard saves on one device.
+"""SuperScaler's Figures 12 to 15: the planner beside other systems, and what co-shard saves on one device.
 
 Figure 12: Swin, GPT-3, mBART and AlphaFold2 at their four sizes, on 4 to 32 V100s, with the paper's batch (512;
-AlphaFold2 128). A system is a set of spaces (`SYSTEMS`), and its plan the fastest of all of them, as the paper tunes
-every system: each search has the best step so far as its cutoff. So all are priced alike, and so are their programs:
-none of them is slower for want of overlap or of fused kernels, as the real systems may be.
+AlphaFold2 128) and sequences (GPT-3 16,384 tokens). A system is a set of spaces (`SYSTEMS`), and its plan the fastest of
+all of them, as the paper tunes every system: each search has the best step so far as its cutoff. So all are priced
+alike, and so are their programs: none of them is slower for want of overlap or of fused kernels, as the real systems
+may be.
 
     planner     the whole space without any option, with interlaced pipelines where tables crowd a stage, and 3F1B
     interlaced  interlaced pipelines alone, of stages with tensor parallelism in a node (mBART alone)
@@ -15,13 +16,16 @@ none of them is slower for want of overlap or of fused kernels, as the real syst
     dap         DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
 
 `ratio` is a system's step by the shortest one of the first three, which the planner finds, and `gap` how far its own
-may be above the optimum of its spaces. Of the paper's plans co-shard is not among them.
+may be above the optimum of its spaces. `compute`, `communicate` and `idle` are the parts of a step in which a device
+computes, waits for messages, and has nothing to do, as means over all devices: of mBART the paper's Figure 15. Of the
+paper's plans co-shard is not among them.
 
 Figures 13 and 14 are `co_shard`'s.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Any
@@ -30,6 +34,7 @@ from ..codegen.plan.plan import Plan
 from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_variants
 from ..codegen.planner.variants import Variant, best_of, variants
+from ..codegen.pricing.plan_price import plan_price
 from ..formulation.parallelism import Parallelism
 from ..formulation.pipeline.schedule import INTERLACED_PIPELINE, ONE_F_ONE_B, REPEATED
 from ..formulation.placement.placement import divisors
@@ -46,6 +51,9 @@ from .co_shard import ALONE, SMALL_ALONE, measure_alone
 from .whole import GAP, SUPERSCALER, V100S
 
 SECONDS = 180.0
+TOKENS = {"gpt3": 16384}
+"""The paper's sequences where the zoo has others, by how the models' names begin."""
+SHARES = ("compute", "communicate", "idle")
 
 
 def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
@@ -146,6 +154,7 @@ class Case:
     system: str
     small: bool = False
     batch: int | None = None
+    sequence: int | None = None
 
     @property
     def setting(self) -> str:
@@ -160,7 +169,8 @@ class Case:
 def _of_all_systems(model: str, hierarchy: tuple[int, ...], batch: int, small: bool = False) -> Iterator[Case]:
     for system in SYSTEMS:
         if model.startswith(FAMILIES.get(system, "")):
-            yield Case(model, hierarchy, system, small, batch)
+            tokens = None if small else TOKENS.get(model.partition("-")[0])
+            yield Case(model, hierarchy, system, small, batch, tokens)
 
 
 CASES = tuple(
@@ -190,10 +200,16 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 def measure(case: Case) -> Row:
     """The row of one case, yet without its ratio."""
-    machine = MachineChoice(machine="v100-32gb", hierarchy=case.hierarchy).load()
-    graph, training = captured(case.model, machine, small=case.small, batch=case.batch)
-    found = _row(graph, machine, training, SYSTEMS[case.system])
+    found = _row(*_given(replace(case, system="")), SYSTEMS[case.system])
     return {"case": case.setting, "system": case.system, "ratio": None} | found
+
+
+@lru_cache(maxsize=1)
+def _given(case: Case) -> tuple[PCG, Machine, Training]:
+    """What all systems plan."""
+    machine = MachineChoice(machine="v100-32gb", hierarchy=case.hierarchy).load()
+    graph, training = captured(case.model, machine, small=case.small, batch=case.batch, sequence=case.sequence)
+    return graph, machine, training
 
 
 def _best_of_ours(rows: Sequence[Row]) -> dict[str, Row]:
@@ -211,7 +227,7 @@ def _ratio(step_s: float | None, best_s: float | None) -> float | None:
 
 
 def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Row:
-    row: Row = {"step_s": None, "gap": None, "memory_gib": None, "plan": None, "why": ""}
+    row: Row = {"step_s": None, "gap": None, **dict.fromkeys(SHARES), "memory_gib": None, "plan": None, "why": ""}
     for group in spaces(machine.devices, machine.hierarchy[-1]):
         try:
             plan = _best_plan(graph, machine, training, group)
@@ -224,11 +240,22 @@ def _row(graph: PCG, machine: Machine, training: Training, spaces: Spaces) -> Ro
         return row | {
             "step_s": report["objective_ns"] / 1e9,
             "gap": report["gap"],
+            **shares(plan),
             "memory_gib": report["memory_bytes"] / GIB,
             "plan": sizes_of(plan),
             "why": "",
         }
     return row
+
+
+def shares(plan: Plan) -> Row:
+    """What a device computes, waits for messages, and idles: means over all devices, as shares of the step."""
+    price = plan_price(plan)
+    together = [] if price.shared is None else [price.shared] * plan.size
+    everything, whole = [*price.stages, *together], plan.size * price.objective_ns
+    busy = sum(stage.objective_ns for stage in everything) / whole
+    computing = sum(stage.ns["compute"] for stage in everything) / whole
+    return dict(zip(SHARES, (computing, busy - computing, 1 - busy), strict=True))
 
 
 def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
