@@ -1,8 +1,8 @@
 """SuperScaler's Figures 12 to 15: the planner beside other systems, and what co-shard saves on one device.
 
 Figure 12: Swin, GPT-3, mBART and AlphaFold2 at their four sizes, on 4 to 32 V100s, with the paper's batch (512;
-AlphaFold2 128) and sequences (GPT-3 16,384 tokens). A system is a set of spaces (`SYSTEMS`), and its plan the fastest of
-all of them, as the paper tunes every system: each search has the best step so far as its cutoff. So all are priced
+AlphaFold2 128) and sequences (GPT-3 16,384 tokens). A system is a set of spaces (`SYSTEMS`), and its plan the fastest
+of all of them, as the paper tunes every system: each search has the best step so far as its cutoff. So all are priced
 alike, and so are their programs: none of them is slower for want of overlap or of fused kernels, as the real systems
 may be.
 
