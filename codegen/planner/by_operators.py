@@ -19,10 +19,14 @@ from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from ...model.optimizers import optimizer_states
 from ...model.training import Training
+from ..plan.plan import Plan
+from ..plan.spacetime_parts import parts_of
 from .pipeline_space import looked_at
 
 CROWDED = 0.1
 """Share of a device's memory from which on tables crowd the stage that has them."""
+MOST_WRITTEN = 1 << 15
+"""Most operators on the ranks of a stage whose program is written to see that it can be: larger ones take minutes."""
 
 
 def further_spaces(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[SearchSpace]:
@@ -88,3 +92,12 @@ def limited(space: SearchSpace) -> SearchSpace:
         kind = schedule_named(space.schedule).name
         raise PartitaError(f"{given}: {kind} pipelines do not have that; plan with another --schedule")
     return replace(space, bundles=False, offload=False)
+
+
+def try_to_write(plan: Plan) -> None:
+    """PartitaError: a plan has no program. Of large ones by operators the choices alone are checked."""
+    if plan.schedule.by_operators and len(plan.graph.nodes) * plan.parts[0].ranks > MOST_WRITTEN:
+        for part in parts_of(plan):
+            part.check()
+    else:
+        plan.emit()

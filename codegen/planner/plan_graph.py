@@ -16,6 +16,7 @@ from ...model.training import Training
 from ...solvers.budget import UNLIMITED, Budget
 from ...solvers.protocol import Limits
 from ..plan.plan import PipelinePlan, Plan
+from .by_operators import try_to_write
 from .confirmed_plan import confirmed_plan
 from .context import Context
 from .graph_rewritings import credited
@@ -124,7 +125,7 @@ def _planned(own: Prepared, outcome: SearchOutcome, budget: Budget, context: Con
     emitting = time.monotonic()
     seconds["confirm"] = round(emitting - ended, 3)
     if context.emits:
-        made.emit()  # any plan can be emitted
+        try_to_write(made)
     seconds["emit"] = round(time.monotonic() - emitting, 3)
     seconds["total"] = round(time.monotonic() - context.start, 3)
     return made

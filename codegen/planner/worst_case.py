@@ -26,6 +26,7 @@ from ..plan.plan import PipelinePlan, Plan
 from ..pricing.on_machine import on_machine, step_on
 from ..pricing.plan_price import plan_price
 from ..pricing.price_items import StagePrice
+from .by_operators import try_to_write
 from .context import Context
 from .plan_graph import plan_graph
 
@@ -117,7 +118,7 @@ def plan_for_all(
     made = _reported(made, dict(_facts(searches, plan, report, steps)))
     emitting = time.monotonic()
     if context.emits:
-        made.emit()
+        try_to_write(made)
     made.report["seconds"] = _seconds(searches.reports, emitting - context.start, time.monotonic() - emitting)
     return made
 

@@ -102,8 +102,8 @@ class _Joining:
     def _decided(self, tables: Mapping[int, SwitchTables]) -> Iterator[tuple[int, SwitchTables]]:
         for k, (cost, use, extra) in tables.items():
             e = self.before.edges[k]
-            more = (None if table is None else self._wide(table, e, 1) for table in (use, extra))
-            yield k, (self._wide(cost, e, 1), *more)
+            more, back = (None if table is None else self._wide(table, e, 1) for table in (use, extra))
+            yield k, (self._wide(cost, e, 1), more, back)
 
     def _streams(self, tables: Mapping[int, Table]) -> Iterator[tuple[int, Table]]:
         for k, table in tables.items():

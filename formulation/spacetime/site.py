@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType
@@ -73,9 +74,14 @@ def told(site: Site | None, message: str) -> str:
 
 
 def _own(code: CodeType) -> bool:
-    if code.co_filename.startswith(f"{_PACKAGE}{os.sep}"):
-        return code.co_filename.startswith(_FLOORS)
-    return code.co_filename.startswith((*_INSTALLED, "<frozen "))
+    return _is_own(code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def _is_own(file: str) -> bool:
+    if file.startswith(f"{_PACKAGE}{os.sep}"):
+        return file.startswith(_FLOORS)
+    return file.startswith((*_INSTALLED, "<frozen "))
 
 
 def _site(code: CodeType, line: int, at: int) -> Site:
