@@ -1,7 +1,6 @@
 """Output of commands: results on standard output, messages and progress on standard error."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -42,15 +41,11 @@ def print_json(result: Mapping[str, Any]) -> None:
 @contextmanager
 def words_to_stderr() -> Iterator[None]:
     """Redirect standard output, of C++ and child processes too, to standard error."""
+    from ...solvers.wide.highs import output_to_stderr
+
     sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    with output_to_stderr(), redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 HiGHS cannot be interrupted from Python. Long solves run in a child process, killed on an interrupt or at the deadline.
 The child reads requests from stdin and writes outcomes to stdout; this file is also its program, and therefore imports
-only numpy and scipy.
+only numpy and scipy. HiGHS prints a line of its own to standard output whatever its options are, which goes to standard
+error instead.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from threading import Lock
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,6 +37,50 @@ _SMALL = 50_000  # matrix entries up to which a program is tried in this process
 _MOMENT = 1.0  # seconds it may take here
 _EXACT = {"mip_rel_gap": 0.0, "presolve": False}  # presolve has cut off optima (1.12); programs are reduced already
 _GRACE = 2.0  # seconds HiGHS may overrun its time limit before it is killed
+
+
+class _Diverted:
+    """How many calls have file descriptor 1 lead to standard error, and where it led before."""
+
+    def __init__(self) -> None:
+        self.calls, self.kept, self.lock = 0, -1, Lock()
+
+
+_DIVERTED = _Diverted()
+
+
+@contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """Redirect what libraries write to standard output to standard error, also what C still holds in its buffer.
+
+    Several threads may be inside at a time. Nothing is redirected where either is closed.
+    """
+    state = _DIVERTED
+    with state.lock:
+        if not state.calls:
+            _flush()
+            with suppress(OSError):
+                state.kept = os.dup(1)
+                os.dup2(2, 1)
+        state.calls += 1
+    try:
+        yield
+    finally:
+        with state.lock:
+            state.calls -= 1
+            if not state.calls and state.kept >= 0:
+                _flush()
+                os.dup2(state.kept, 1)
+                os.close(state.kept)
+                state.kept = -1
+
+
+def _flush() -> None:
+    """Write what C holds for standard output; Python's own part is flushed by who writes it."""
+    import ctypes
+
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)
 
 
 class End(Enum):
@@ -114,13 +160,14 @@ def _mixed(program: LinearProgram, seconds: float, options: Mapping[str, float] 
     rows = vstack([program.equal, program.below]) if len(program.limits) else program.equal
     least = np.concatenate([program.right, np.full(len(program.limits), -np.inf)])
     given: Any = {"time_limit": min(seconds, 1e6), **(_EXACT if options is None else options)}
-    found = milp(
-        program.cost,
-        integrality=whole.astype(np.uint8),
-        bounds=Bounds(np.zeros(columns), np.ones(columns) if program.upper is None else program.upper),
-        constraints=LinearConstraint(csc_array(rows), least, np.concatenate([program.right, program.limits])),
-        options=given,
-    )
+    with output_to_stderr():
+        found = milp(
+            program.cost,
+            integrality=whole.astype(np.uint8),
+            bounds=Bounds(np.zeros(columns), np.ones(columns) if program.upper is None else program.upper),
+            constraints=LinearConstraint(csc_array(rows), least, np.concatenate([program.right, program.limits])),
+            options=given,
+        )
     if found.status == 2:
         return HighsOutcome(End.INFEASIBLE)
     bound = -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound)

@@ -1,5 +1,6 @@
 """Linear programs, fixing, covers and exact solving of flat networks, beside all choices of small ones."""
 
+import ctypes
 import math
 import os
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import optimize
 from scipy.sparse import csr_array
 
 from partita.formulation.network.network import INFINITE, Edge, Network, Variable
@@ -313,6 +315,27 @@ def test_a_child_answers_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(integer, "reduced", lambda flat, until=0.0: Reduced(flat))
     there = [solve_exactly(random_flat(seed)) for seed in range(5)]
     assert [(x.cost, x.bound) for x in here] == [(x.cost, x.bound) for x in there]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the C library is found by POSIX means")
+def test_words_of_highs_go_to_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that C still had in its buffer before or after the call."""
+    plain, libc = optimize.milp, ctypes.CDLL(None)
+
+    def chatty(*given, **options):
+        libc.puts(b"tmpSolver.run()")
+        return plain(*given, **options)
+
+    monkeypatch.setattr(optimize, "milp", chatty)
+    none = csr_array((0, 2))
+    given = highs.LinearProgram(np.ones(2), csr_array([[1, 1]]), np.ones(1), none, np.zeros(0), whole=2)
+    libc.puts(b"before")
+    assert highs.run(given).objective == 1
+    libc.puts(b"after")
+    libc.fflush(None)
+    assert [*capfd.readouterr()] == ["before\nafter\n", "tmpSolver.run()\n"]
 
 
 def test_a_child_that_died_is_no_answer_and_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
