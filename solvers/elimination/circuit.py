@@ -8,7 +8,7 @@ instead, so that label lists of its halves meet there and the whole chain needs 
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, floor, inf, log2, prod
 from typing import TypeVar
@@ -22,6 +22,8 @@ from .kernels import Floats, Ints
 from .tables import Tables, backward, forward
 
 _State = TypeVar("_State", bound=Hashable)
+Weights = Mapping[int, tuple[float, ...]]
+"""Of the streams of each window."""
 _DIGITS = 12  # of the highest price, at least
 
 
@@ -32,7 +34,7 @@ class Circuit:
     `leaves` are the factors as the slots hold them, without variables of one option (numpy limits the axes).
     `kept[d]` are the network's numbers of the options left in domain d; variable v has domain `domain[v]`, which equal
     copies and the boundaries of a chain share. `copies` holds the slot of each chain's F, `blocks` those of parts that
-    were eliminated first.
+    were eliminated first. `weights` are those of the streams of windows in the costs; none: streams do not count.
     """
 
     network: Network
@@ -43,6 +45,7 @@ class Circuit:
     kept: Mapping[int, Ints]
     copies: tuple[int, ...]
     blocks: tuple[int, ...] = ()
+    weights: Weights = field(default_factory=dict)
 
     @property
     def root(self) -> int:
@@ -53,10 +56,16 @@ class Circuit:
 
         What bounds totals is computed once: that of this circuit holds.
         """
-        found = replace(self, factors=factors, leaves=tuple(f.narrow() for f in factors))
+        return self._bounding(replace(self, factors=factors, leaves=tuple(f.narrow() for f in factors)))
+
+    def weighted(self, weights: Weights) -> "Circuit":
+        """The circuit whose costs hold the weighted streams, rounded down."""
+        return self._bounding(replace(self, weights=weights))
+
+    def _bounding(self, other: "Circuit") -> "Circuit":
         for name in ("negative_cost", "max_cost", "max_use"):
-            found.__dict__[name] = getattr(self, name)
-        return found
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     def bucket(self, slot: int) -> Bucket:
         return self.buckets[slot - len(self.factors)]
@@ -181,15 +190,23 @@ class Circuit:
 
     def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
         """The priced tables of the leaves; equal factors share one."""
-        found: dict[tuple[int, int], Floats] = {}
-        for f in self.leaves:
-            if (id(f.time), id(f.use)) not in found:
-                found[id(f.time), id(f.use)] = f.priced(time, price)
-        return [found[id(f.time), id(f.use)] for f in self.leaves]
+        found: dict[Hashable, Floats] = {}
 
-    def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
-        """The table of every slot; the root's only entry is the optimum, +inf if infeasible."""
-        return forward(tables, self.buckets, until)
+        def priced(f: Factor) -> Floats:
+            key = id(f.time), id(f.use), *(x for w, table in f.streams for x in (self.weights.get(w), id(table)))
+            if key not in found:
+                found[key] = f.priced(time, price, self.weights)
+            return found[key]
+
+        return [priced(f) for f in self.leaves]
+
+    def forward(self, tables: Iterable[Floats], until: float = inf, last: int | None = None) -> Tables:
+        """The table of every slot, up to the `last`; the root's only entry is the optimum, +inf if infeasible.
+
+        The leaves' `tables` are overwritten, but for the circuit's own.
+        """
+        buckets = self.buckets if last is None else self.buckets[: last + 1 - len(self.factors)]
+        return forward(tables, buckets, until, {id(f.time) for f in self.leaves})
 
     def backward(self, slots: Tables, until: float = inf) -> Tables:
         """The best total through every entry of every slot; shared slots take the minimum over their uses."""

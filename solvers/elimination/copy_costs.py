@@ -24,7 +24,7 @@ import numpy as np
 
 from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import Search
-from .circuit import Circuit
+from .circuit import Circuit, Weights
 from .copy_mixtures import Mixtures
 from .copy_program import solve_copy
 from .factors import Factor
@@ -32,8 +32,8 @@ from .kernels import Floats
 from .memory_price import highest_prices, least_use_of
 from .order import arrange, restrict
 from .tables import Tables
-from .transient_relaxation import Groups, Region, relaxed_use, with_factors
-from .window_relaxation import Cuts, Weights, WindowPrice, weighted
+from .transient_relaxation import Groups, Region, relaxed_use
+from .window_relaxation import Cuts, WindowPrice, weighted_factors
 
 _ROUNDS = 12  # of weights, for one entry
 _FEW, _SMALL = 2, 1 << 12  # of a copy with so few entries, which a program solves sooner
@@ -137,7 +137,7 @@ class CopyCosts:
         self.circuit, self.reach, self.starts = circuit, reach, starts
         self.interval = interval = None if region is None else region.interval
         self.close = max(_CLOSE if any(price) else 0.0, _OF_GAP * search.limits.gap)
-        relaxed = weighted(circuit, weights)
+        relaxed = circuit.weighted(weights)
         self.switches = [mode_of(circuit.network, chain) for chain in circuit.network.chains]
         inside = [circuit.below([one]) for one in circuit.copies]
         self.inside = [[slot for slot in sorted(below) if slot < len(circuit.factors)] for below in inside]
@@ -155,18 +155,23 @@ class CopyCosts:
         }
         self.known: dict[_Place, Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
-        self.rest = [replace(f, extra=None) for slot, f in enumerate(relaxed.factors) if slot not in own]
+        rest = [replace(f, extra=None) for slot, f in enumerate(circuit.factors) if slot not in own]
+        self.rest = weighted_factors(rest, weights)
 
     def _by_mode(self, relaxed: Circuit) -> list[Floats]:
         """The table of a copy of each chain in each mode: [modes, ends...]."""
         options = [1 if z is None else len(relaxed.kept[relaxed.domain[z]]) for z in self.switches]
         found: list[list[Floats]] = [[] for _ in options]
+        priced = relaxed.tables(1, self.price)
         for m in range(max(options, default=0)):
-            one = relaxed
+            own = {id(table): table.copy() for table in priced}
+            one = [own[id(table)] for table in priced]
             for z, n in zip(self.switches, options, strict=True):
-                if z is not None and m < n > 1:
-                    one = in_mode(one, z, int(relaxed.kept[relaxed.domain[z]][m]))
-            slots = one.forward(one.tables(1, self.price), self.search.until)
+                for slot, leaf in enumerate(relaxed.leaves):
+                    if z in leaf.scope and m < n > 1:
+                        only = (np.arange(n) == m).reshape(-1, *[1] * (one[slot].ndim - leaf.scope.index(z) - 1))
+                        one[slot] = np.where(only, one[slot], inf)
+            slots = relaxed.forward(one, self.search.until, last=max(relaxed.copies))
             for tables, top, n in zip(found, relaxed.copies, options, strict=True):
                 tables += [slots[top]] if m < n else []
         return [np.stack(tables) for tables in found]
@@ -260,7 +265,7 @@ class CopyCosts:
         best, step = point, _FIRST_STEP
         small = part.entries <= _SMALL
         for _ in range(_FEW if small else _ROUNDS):
-            relaxed = weighted(part, cuts.weights(point))
+            relaxed = part.weighted(cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
             slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
             total = float(slots[-1])
@@ -358,7 +363,7 @@ class CopyCosts:
         so far."""
         weights, prices = at
         if known.cost < inf:
-            relaxed = weighted(part, weights)
+            relaxed = part.weighted(weights)
             slots = relaxed.forward(relaxed.tables(1, prices.tolist()), self.search.until)
             paid = float(prices @ np.array(part.network.capacities, np.float64))
             part = self._cheaper(part, relaxed, slots, known.cost + paid)
@@ -390,17 +395,3 @@ def mode_of(network: Network, chain: Chain) -> int | None:
     inner = {*chain.copies[0]}
     found = [s.variable for s in network.switches if s.variable in inner]
     return found[0] if len(found) == 1 else None
-
-
-def in_mode(part: Circuit, switch: int, mode: int) -> Circuit:
-    """The circuit in which a switch has one mode only."""
-    (at,) = np.flatnonzero(part.kept[part.domain[switch]] == mode)
-
-    def fixed(f: Factor) -> Factor:
-        if switch not in f.scope:
-            return f
-        axis = f.scope.index(switch)
-        only = (np.arange(f.time.shape[axis]) == at).reshape(-1, *[1] * (f.time.ndim - axis - 1))
-        return replace(f, time=np.where(only, f.time, inf))
-
-    return with_factors(part, part.network.capacities, [fixed(f) for f in part.factors])

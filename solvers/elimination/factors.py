@@ -1,13 +1,13 @@
 """The tables of a cost network as floats, exact below 2^53."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from ...formulation.network.network import INFINITE, Network, Table, WindowStreams, streams_by_part
-from .kernels import Floats, Ints
+from .kernels import Floats, Ints, add_priced, add_weighted
 
 _Table = TypeVar("_Table", Floats, Ints)
 
@@ -29,14 +29,21 @@ class Factor:
     extra: Floats | None = None
     streams: WindowStreams = ()
 
-    def priced(self, time: int, price: Sequence[float]) -> Floats:
-        """time * cost + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1."""
-        table = self.time if time == 1 else np.where(self.time < np.inf, 0.0, np.inf)
-        if self.use is not None:
-            for r, p in enumerate(price):
-                if p:
-                    table = table + self.use[..., r] * p
-        return table
+    def priced(self, time: int, price: Sequence[float], weights: Mapping[int, Sequence[float]] | None = None) -> Floats:
+        """time * (cost + ⌊Σ_wk weights_wk * stream_wk⌋) + Σ_r price_r * use_r, +inf where forbidden; `time` is 0 or 1.
+
+        The table itself where nothing is added.
+        """
+        streams = [(table, weights[w]) for w, table in self.streams if weights and time and w in weights]
+        paid = np.array(price, np.float64) if self.use is not None and any(price) else np.zeros(0)
+        if time and not streams and not len(paid):
+            return self.time
+        found, use = np.zeros(self.time.size), np.zeros((0, 1)) if self.use is None else self.use
+        for table, own in streams:
+            add_weighted(found, np.ascontiguousarray(table.reshape(len(table), -1)), np.array(own, np.float64))
+        rows = np.ascontiguousarray(use.reshape(-1, use.shape[-1]))
+        add_priced(found, np.ascontiguousarray(self.time).reshape(-1), rows, paid, bool(time))
+        return found.reshape(self.time.shape)
 
     def narrow(self) -> "Factor":
         """The factor without variables of one option; the first is kept if there is no other."""
@@ -94,13 +101,14 @@ def network_factors(
 
 def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
     if id(cost) not in known:
-        known[id(cost)] = np.where(cost >= INFINITE, np.inf, cost.astype(np.float64))
+        known[id(cost)] = cost.astype(np.float64, order="C")  # tables of layouts are taken in any order
+        known[id(cost)][cost >= INFINITE] = np.inf
     return known[id(cost)]
 
 
 def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
     if id(use) not in known:
-        known[id(use)] = use.astype(np.float64) if use.any() else None
+        known[id(use)] = use.astype(np.float64, order="C") if use.any() else None
     return known[id(use)]
 
 

@@ -1,4 +1,4 @@
-"""Compiled inner loops of elimination: min-plus products over distinct rows, and dominance between labels."""
+"""Compiled inner loops of elimination: priced tables, min-plus products over distinct rows, dominance of labels."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +16,7 @@ Bools = npt.NDArray[np.bool_]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SMALL = 1 << 24  # additions below which looking for equal rows does not pay
 _LARGE = 1 << 21  # additions from which two threads share a product
+_CACHED = 1 << 12  # numbers that stay in a core's cache
 
 
 def compiled(function: _F) -> _F:
@@ -115,13 +116,42 @@ def _merge_rows(table: Floats, of: Ints, count: int) -> Floats:
 
 
 @compiled
-def fingerprint(table: Floats) -> np.uint64:
-    """A hash of the bits of a table's entries."""
-    lanes, bits = np.full(4, 1469598103934665603, np.uint64), table.view(np.uint64)
-    count = bits.shape[0]
-    for i in range(count):
-        x = bits[i]
-        lanes[i & 3] = (lanes[i & 3] ^ x ^ (x >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+def add_weighted(found: Floats, streams: Ints, weights: Floats) -> None:
+    """found += Σ_k weights[k] · streams[k]."""
+    count = found.shape[0]
+    for start in range(0, count, _CACHED):
+        end = min(count, start + _CACHED)
+        for k in range(weights.shape[0]):
+            weight, row = weights[k], streams[k]
+            if weight != 0:
+                for i in range(start, end):
+                    found[i] += weight * row[i]
+
+
+@compiled
+def add_priced(found: Floats, time: Floats, use: Floats, price: Floats, timed: bool) -> None:
+    """found ← time + ⌊found⌋ + Σ_r price[r] · use[:, r]; unless `timed` with 0 in place of finite times."""
+    for i in range(found.shape[0]):
+        total = time[i] if timed or time[i] == np.inf else 0.0
+        total += np.floor(found[i])
+        for r in range(price.shape[0]):
+            total += use[i, r] * price[r]
+        found[i] = total
+
+
+@compiled
+def lowered(table: Floats, least: float, out: Floats) -> np.uint64:
+    """A hash of the bits of table - least, which is written to `out`: perhaps the table itself, as where least is 0."""
+    lanes, bits = np.full(4, 1469598103934665603, np.uint64), out.view(np.uint64)
+    count = table.shape[0]
+    for start in range(0, count, _CACHED):
+        end = min(count, start + _CACHED)
+        if least != 0:
+            for i in range(start, end):
+                out[i] = table[i] - least
+        for i in range(start, end):
+            x = bits[i]
+            lanes[i & 3] = (lanes[i & 3] ^ x ^ (x >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     h = np.uint64(count)
     for lane in lanes:
         h = (h ^ lane ^ (lane >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -14,10 +14,9 @@ from itertools import permutations
 
 import numpy as np
 
-from .circuit import Circuit
+from .circuit import Circuit, Weights
 from .factors import Factor
 from .kernels import Floats, Ints
-from .window_relaxation import Weights
 
 
 def without_shorter_streams(circuit: Circuit, weights: Weights, until: float) -> tuple[Circuit, Weights]:

@@ -1,6 +1,6 @@
 """Elimination orders: compile a cost network to a circuit of buckets, and restrict a circuit to a slack."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -67,29 +67,45 @@ def restrict(
 ) -> Circuit | None:
     """The circuit without options and pairs that occur in no solution of total up to `max_total`; None if none is left.
 
-    With `blocks` these are eliminated first (see `arrange`), else the halves of the longest chain meet.
+    With `blocks` these are eliminated first (see `arrange`), else the halves of the longest chain meet. Equal factors
+    of which the same is left share tables.
     """
     alive: dict[int, Bools] = {d: np.zeros(len(k), np.bool_) for d, k in circuit.kept.items()}
-    marginals = [through[slot].reshape(f.time.shape) for slot, f in enumerate(circuit.factors)]
+    of_kind: dict[tuple[int, float], Bools] = {}
+    keys = [*zip(through.kinds, through.offsets, strict=True)][: len(circuit.factors)]
+    for slot, key in enumerate(keys):
+        if key not in of_kind:
+            of_kind[key] = through[slot] <= max_total
+    within = [of_kind[key].reshape(f.time.shape) for f, key in zip(circuit.factors, keys, strict=True)]
     seen: set[int] = set()  # any factor of a variable shows its options left; the smallest is cheapest
-    for f, marginal in sorted(zip(circuit.factors, marginals, strict=True), key=lambda pair: len(pair[0].scope)):
+    for f, some in sorted(zip(circuit.factors, within, strict=True), key=lambda pair: len(pair[0].scope)):
         for axis, v in enumerate(f.scope):
             if v not in seen:
                 seen.add(v)
                 others = tuple(a for a in range(len(f.scope)) if a != axis)
-                alive[circuit.domain[v]] |= (marginal <= max_total).any(axis=others)
+                alive[circuit.domain[v]] |= some.any(axis=others)
     for chain, one in zip(circuit.network.chains, circuit.copies, strict=True):
         d = circuit.domain[chain.boundaries[0]]  # an inner boundary has no factor of its own
         left_of = through[one] <= max_total
         for end in (0, 1):
             alive[d] |= left_of.any(axis=tuple(a for a in range(left_of.ndim) if a != end))
-    left = {d: np.flatnonzero(a) for d, a in alive.items()}
+    equal: dict[bytes, Ints] = {}
+    left = {d: equal.setdefault(a.tobytes(), np.flatnonzero(a)) for d, a in alive.items()}
     if any(len(options) == 0 for options in left.values()):
         return None
-    factors = []
-    for f, marginal in zip(circuit.factors, marginals, strict=True):
-        pruned = replace(f, time=np.where(marginal <= max_total, f.time, np.inf))
-        factors.append(pruned.take([left[circuit.domain[v]] for v in f.scope]))
+    known: dict[Hashable, Factor] = {}
+
+    def restricted(f: Factor, some: Bools, key: tuple[int, float]) -> Factor:
+        options = [left[circuit.domain[v]] for v in f.scope]
+        tables = f.time, f.use, f.extra, *(table for _, table in f.streams), *options
+        whole = key, *map(id, tables)
+        if whole not in known:
+            taken = f.take(options)
+            known[whole] = replace(taken, time=np.where(some[np.ix_(*options)], taken.time, np.inf))
+        streams = zip((w for w, _ in f.streams), (table for _, table in known[whole].streams), strict=True)
+        return replace(known[whole], scope=f.scope, streams=tuple(streams))
+
+    factors = [restricted(*parts) for parts in zip(circuit.factors, within, keys, strict=True)]
     kept = {d: k[left[d]] for d, k in circuit.kept.items()}
     if blocks is not None:
         return arrange(circuit.network, factors, circuit.domain, kept, blocks=blocks)

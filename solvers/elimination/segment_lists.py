@@ -17,13 +17,13 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE, Chain, Edge, Network, Table, Variable
 from ..protocol import TooManyError
-from .circuit import Circuit
+from .circuit import Circuit, Weights
 from .factors import Factor
 from .kernels import Floats, Ints
 from .labels import LabelBounds, Labels, Listing, enumerate_labels, nondominated
 from .order import TooWideError
 from .transient_relaxation import Groups, share, with_factors
-from .window_relaxation import Weights, weighted, weighted_factor
+from .window_relaxation import weighted_factors
 
 _ROUNDED = 1e-12  # lowers the shares of a price, against rounding up
 _MAX_WAYS = 64  # to choose one stream of every window in a segment
@@ -129,7 +129,7 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
     """
     counts = {w: len(table) for slot in sorted(inside) for w, table in circuit.factors[slot].streams}
     if not counts:
-        return weighted(circuit, weights), []
+        return circuit.with_cheaper(tuple(weighted_factors(circuit.factors, weights))), []
     if prod(counts.values()) > _MAX_WAYS:
         raise TooWideError(f"{len(counts)} windows in one segment")
     ways = list(product(*(range(k) for k in counts.values())))
@@ -157,7 +157,6 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
 
     def listed(slot: int, f: Factor) -> Factor:
         if slot not in inside:
-            f = weighted_factor(f, weights)
             return f if f.use is None else replace(f, use=widened(f))
         key = table_of(f)
         if key not in known:
@@ -169,7 +168,8 @@ def with_columns(circuit: Circuit, inside: AbstractSet[int], weights: Weights) -
         return replace(f, time=time, use=use, streams=())
 
     capacities = (*circuit.network.capacities, *[0] * len(ways))
-    factors = [listed(slot, f) for slot, f in enumerate(circuit.factors)]
+    outside = iter(weighted_factors((f for slot, f in enumerate(circuit.factors) if slot not in inside), weights))
+    factors = [listed(slot, f if slot in inside else next(outside)) for slot, f in enumerate(circuit.factors)]
     return with_factors(circuit, capacities, factors), price
 
 

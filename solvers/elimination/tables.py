@@ -6,6 +6,7 @@ the least entry.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
@@ -15,7 +16,7 @@ import numpy as np
 from ..protocol import OutOfTimeError
 from ..work import CALL, ENTRY, spend
 from .bucket import Bucket, Join
-from .kernels import Floats, fingerprint
+from .kernels import Floats, lowered
 
 
 @dataclass(eq=False)
@@ -57,15 +58,18 @@ class Kinds:
         self._by_id: dict[int, tuple[Floats, tuple[Floats, float, int]]] = {}
         self._memo: dict[Hashable, list[tuple[Floats, float, int]]] = {}
 
-    def of(self, table: Floats) -> tuple[Floats, float, int]:
-        """The table less its least entry, that entry, and the table's number."""
+    def of(self, table: Floats, fixed: bool = False) -> tuple[Floats, float, int]:
+        """The table less its least entry, that entry, and the table's number; written in place unless it is `fixed`."""
         if id(table) in self._by_id:
             return self._by_id[id(table)][1]
         spend(CALL + ENTRY * table.size)
         least = float(table.min(initial=inf))
         least = least if np.isfinite(least) else 0.0
-        plain = np.asarray(table - least if least else table, order="C")
-        alike = self._numbers.setdefault((int(fingerprint(plain.reshape(-1))), plain.shape), [])
+        flat = np.ascontiguousarray(table).reshape(-1)
+        out = np.empty_like(flat) if fixed and least else flat
+        hashed = int(lowered(flat, least, out))
+        plain = out.reshape(table.shape)
+        alike = self._numbers.setdefault((hashed, plain.shape), [])
         number = next((n for n in alike if np.array_equal(self._arrays[n], plain)), len(self._arrays))
         if number == len(self._arrays):
             self._arrays.append(plain)
@@ -82,11 +86,16 @@ class Kinds:
         return self._memo[key]
 
 
-def forward(tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf) -> Tables:
-    """The table of every slot: the factors' `tables`, then the buckets in order. `until`: see `check_clock`."""
+def forward(
+    tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf, fixed: AbstractSet[int] = frozenset()
+) -> Tables:
+    """The table of every slot: the factors' `tables`, then the buckets in order. `until`: see `check_clock`.
+
+    The tables are overwritten, but for those whose id is `fixed`.
+    """
     kinds, slots, numbers = Kinds(), Tables(), dict[Hashable, int]()
     for table in tables:
-        slots.append(*kinds.of(table))
+        slots.append(*kinds.of(table, id(table) in fixed))
     for bucket in buckets:
         check_clock(until)
         spend(CALL)
@@ -112,7 +121,7 @@ def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Ta
     kinds, first = Kinds(), len(slots) - len(buckets)
     through = Tables([np.full(0, inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
     root = len(slots) - 1
-    through.put(root, *kinds.of(slots[root]))
+    through.put(root, *kinds.of(slots[root], fixed=True))
     for index in range(root, first - 1, -1):
         check_clock(until)
         spend(CALL)

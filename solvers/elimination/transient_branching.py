@@ -24,7 +24,7 @@ from .copy_costs import raise_copies
 from .copy_mixtures import Mixtures
 from .memory_price import Price
 from .transient_relaxation import Count, Groups, Interval, Region, relax_region, snapped, taking, transient_levels
-from .window_relaxation import WindowPrice, price_windows, weighted
+from .window_relaxation import WindowPrice, price_windows
 
 _NARROWED = 0.5  # share of an interval that is left where it is priced again, not split
 _CLOSE = 1e-3  # share of the capacity: shorter intervals are not split
@@ -192,7 +192,7 @@ class _Branching:
         the means.
         """
         interval = region.interval
-        solution = weighted(found.circuit, found.weights).decode(found.price.slots)
+        solution = found.circuit.weighted(found.weights).decode(found.price.slots)
         needs = extras(self.search.network, solution)
         mean = max(sum(needs[z] for z in group) // len(group) for group in self.groups)
         most = max(needs.values(), default=0)

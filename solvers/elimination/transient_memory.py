@@ -37,7 +37,7 @@ from ...formulation.network.network import (
 )
 from ..protocol import INTERRUPTED, PRICED, STOPPED, Limits, OutOfTimeError, Search, Solution, Status, TooManyError
 from ..work import spent
-from .circuit import Circuit
+from .circuit import Circuit, Weights
 from .copy_costs import raise_copies
 from .copy_counts import raise_counts
 from .copy_descent import offer_descended
@@ -49,7 +49,7 @@ from .segment_lists import SegmentLists, blocks_of, list_segments
 from .tables import Tables
 from .transient_branching import branch_transient
 from .transient_relaxation import Groups, groups_of, relax_transient, unrelaxed, with_factors
-from .window_relaxation import Weights, WindowPrice, price_windows, weighted
+from .window_relaxation import WindowPrice, price_windows
 
 _DONE = "proved by prices"
 _MOST = 1 << 12  # the sum of the weights of a window's streams, of which all but the first have one
@@ -402,7 +402,7 @@ class _TauSearch:
         if found is None:  # with so little memory
             weights = self.best.weights
             none = [0.0] * len(network.capacities)
-            found = WindowPrice(circuit, weights, at_price(weighted(circuit, weights), none, search.until))
+            found = WindowPrice(circuit, weights, at_price(circuit.weighted(weights), none, search.until))
         through = found.circuit.backward(found.price.slots, search.until)
         return _Relaxation(found.circuit, found.price, found.weights, through, tau=tau)
 

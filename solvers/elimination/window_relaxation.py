@@ -20,7 +20,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE, Window
 from ..protocol import Search
 from ..work import LINEAR_PROGRAM, spend
-from .circuit import Circuit
+from .circuit import Circuit, Weights
 from .copy_descent import offer_descended
 from .copy_mixtures import Mixtures
 from .crossover import crossed
@@ -29,8 +29,6 @@ from .kernels import Bools, Floats
 from .memory_price import LP_SECONDS, Price, at_price, least_use_of
 from .order import restrict
 from .tables import Tables
-
-Weights = Mapping[int, tuple[float, ...]]  # of the streams of each window
 
 _GRAIN = 1 << 12  # weights are multiples of one part of this, so that sums are exact
 _LEAST = 1 / 256  # of any stream's weight at first, so that ties go to less of the others
@@ -81,27 +79,17 @@ class WindowPrice:
         return any(max(own) < 1 - len(own) * _LEAST for own in self.weights.values())
 
 
-def weighted(circuit: Circuit, weights: Weights) -> Circuit:
-    """The circuit whose costs hold the weighted streams, each rounded down; it has no windows."""
-    known: dict[Hashable, Factor] = {}
+def weighted_factors(factors: Iterable[Factor], weights: Weights) -> list[Factor]:
+    """The factors with the weighted sum of their streams, rounded down, in their costs; equal ones share tables."""
+    known: dict[Hashable, Floats] = {}
 
     def total(f: Factor) -> Factor:
         key = id(f.time), *(x for w, table in f.streams for x in (weights[w], id(table)))
-        if f.streams and key not in known:
-            known[key] = weighted_factor(f, weights)
-        return replace(f, time=known[key].time, streams=()) if f.streams else f
+        if key not in known:
+            known[key] = f.priced(1, (), weights)
+        return replace(f, time=known[key], streams=())
 
-    return circuit.with_cheaper(tuple(map(total, circuit.factors)))
-
-
-def weighted_factor(f: Factor, weights: Weights) -> Factor:
-    """The factor with the weighted sum of its streams, rounded down, as cost."""
-    if not f.streams:
-        return f
-    found = np.zeros(f.time.size)
-    for w, table in f.streams:
-        found += np.array(weights[w]) @ table.reshape(len(table), -1)
-    return replace(f, time=f.time + np.floor(found).reshape(f.time.shape), streams=())
+    return [total(f) if f.streams else f for f in factors]
 
 
 class Cuts:
@@ -313,7 +301,7 @@ class _Pricing:
         """Add the cut of the best solution at a point, offer it, and raise the bound; False if there is no solution."""
         search, circuit = self.search, self.circuit
         weights = self.cuts.weights(point)
-        relaxed = weighted(circuit, weights)
+        relaxed = circuit.weighted(weights)
         now = at_price(relaxed, point[self.cuts.size :].tolist(), search.until)
         if now.total == np.inf or now.bound > circuit.max_cost:
             return False

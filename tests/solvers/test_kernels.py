@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from partita.solvers.elimination import bucket, kernels
+from partita.solvers.elimination.factors import Factor
+from partita.solvers.elimination.tables import Kinds
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (7, 3, 9), (40, 33, 21)])
@@ -21,6 +23,39 @@ def test_min_plus(shape, distinct: int, share: float, small: int, monkeypatch) -
     b = rng.integers(0, distinct, (k, n)).astype(float)[:, rng.integers(0, n, n)]
     a[rng.random(a.shape) < share] = np.inf
     assert np.array_equal(kernels.min_plus(a, b), (a[:, :, None] + b[None]).min(axis=1))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("windows", [0, 1, 2])
+@pytest.mark.parametrize("timed", [0, 1])
+def test_priced_tables(rows: int, windows: int, timed: int) -> None:
+    """Cost, weighted streams, rounded down, and priced use; what is forbidden stays so. The table is not written."""
+    rng, shape = np.random.default_rng(rows), (3, 50, 40)
+    time = np.where(rng.random(shape) < 0.2, np.inf, rng.integers(0, 99, shape))
+    use = rng.integers(0, 99, (*shape, rows)).astype(float) if rows else None
+    streams = tuple((w, rng.integers(0, 1 << 40, (2, *shape))) for w in range(windows))
+    price, weights = [0.0, 0.25, 3.0][:rows], {w: (0.75 - w / 4096, 0.25) for w in range(windows)}
+    before = time.copy()
+    found = Factor((0, 1, 2), time, use, streams=streams).priced(timed, price, weights)
+    more = sum(((own[0] * a + own[1] * b) for (_, own), (a, b) in zip(streams, weights.values(), strict=True)), 0.0)
+    cost = time + np.floor(more) if timed else np.where(time < np.inf, 0.0, np.inf)
+    assert np.array_equal(found, cost if use is None else cost + use @ np.array(price))
+    assert np.array_equal(time, before)
+
+
+def test_tables_are_equal_up_to_a_constant() -> None:
+    """Only those that are not fixed are written; forbidden entries count."""
+    kinds, rng = Kinds(), np.random.default_rng(0)
+    table = rng.integers(5, 99, (90, 70)).astype(float)
+    table[3, 5], table[7, 9] = np.inf, 5.0
+    first, before = kinds.of(table, fixed=True), table.copy()
+    assert (first[1], np.array_equal(first[0], table - 5)) == (5.0, True)
+    assert np.array_equal(table, before)
+    other = table + 2
+    assert kinds.of(other)[1:] == (7.0, first[2])
+    assert np.array_equal(other, table - 5)
+    table[3, 6] += 1
+    assert kinds.of(table.copy())[2] != first[2]
 
 
 @pytest.mark.parametrize("resources", [0, 1, 2, 4])

@@ -53,7 +53,7 @@ from partita.solvers.elimination.transient_relaxation import (
     relaxed_use,
     unrelaxed,
 )
-from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted
+from partita.solvers.elimination.window_relaxation import Cuts, price_windows, weighted_factors
 from partita.solvers.protocol import Limits, Search, Status, TooManyError, solver
 from partita.solvers.wide.highs import Highs
 
@@ -277,7 +277,7 @@ def test_branching_goes_on_where_prices_ended(make_network, monkeypatch) -> None
         root = price_windows(relax_transient(circuit, groups), search)
         assume(root is not None and any(root.price.price))
         assert root is not None
-        solution = weighted(root.circuit, root.weights).decode(root.price.slots)
+        solution = root.circuit.weighted(root.weights).decode(root.price.slots)
         most, known = max(extras(network, solution).values()), search.bound
         circuit = unrelaxed(root.circuit, groups)
         parts = _Branching(circuit, groups, search, root.mixtures)._split_interval(
@@ -586,7 +586,7 @@ def test_streams_that_are_nowhere_the_longest_are_dropped(make_network) -> None:
     def same(seed: int) -> None:
         network = replace(found(make_network, seed, 0), chains=())
         circuit = compile_network(network)
-        slots = circuit.forward(weighted(circuit, Cuts(circuit).weights(Cuts(circuit).first())).tables(1, ()))
+        slots = circuit.forward(circuit.weighted(Cuts(circuit).weights(Cuts(circuit).first())).tables(1, ()))
         circuit = restrict(circuit, circuit.backward(slots), INFINITE, blocks_of(network)) or circuit
         weights = {w: (1 / len(t),) * len(t) for f in circuit.factors for w, t in f.streams}
         fewer, left = without_shorter_streams(circuit, weights, inf)
@@ -597,7 +597,7 @@ def test_streams_that_are_nowhere_the_longest_are_dropped(make_network) -> None:
             cost = _cost(circuit, at)
             verdict = evaluate(network, [own[k] for own, k in zip(options, at, strict=True)])
             assert _cost(fewer, at) == cost == min(verdict.cost, INFINITE)
-            assert _cost(weighted(fewer, left), at) <= cost
+            assert _cost(fewer.with_cheaper(tuple(weighted_factors(fewer.factors, left))), at) <= cost
 
     same()
     assert any(dropped)
