@@ -49,6 +49,9 @@ class Configuration:
     `row` is the factor of the pipeline's axis on every level of the machine, `matrix` the inner mesh of a stage on the
     rest of each level. `beside`: the least ns of a step and bytes of a device that are left to what all devices of an
     interlaced pipeline share, of the plans that are meant; all zeros: of any.
+
+    `meshes`: of stages with unequally many devices, side by side (`shares`), the row and matrix of each, as if all were
+    of its size; `row` and `matrix` are then those of the whole machine.
     """
 
     row: Row
@@ -57,11 +60,24 @@ class Configuration:
     schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
     beside: tuple[int, int] = (0, 0)
+    meshes: tuple[tuple[Row, tuple[Row, ...]], ...] = ()
 
     @property
     def devices(self) -> int:
         """Places in the pipeline: p."""
-        return prod(self.row)
+        return len(self.meshes) or prod(self.row)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The devices of every stage, if stages have unequally many; else none."""
+        return tuple(prod(map(prod, matrix)) for _, matrix in self.meshes)
+
+    def of(self, stage: int) -> Configuration:
+        """The configuration whose stages all have the devices and the mesh of this one."""
+        if not self.meshes:
+            return self
+        row, matrix = self.meshes[stage]
+        return replace(self, row=row, matrix=matrix, meshes=())
 
     @property
     def stages(self) -> int:

@@ -52,6 +52,8 @@ class Schedule:
     `passes`: how often a micro-batch goes forward through all stages before it goes back, as the model says
     (`model.graph.folded`); only the last pass keeps activations. `order` takes it too; pass k of stage s is stage
     k · devices + s in its slots.
+
+    `unequal`: stages have unequally many devices (`with_unequal_stages`); the step is then priced slot by slot.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Schedule:
     copied: bool = False
     interlaced: bool = False
     passes: int = 1
+    unequal: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -85,7 +88,7 @@ class Schedule:
     @property
     def by_operators(self) -> bool:
         """True if its programs are those of space-time plans, operator by operator."""
-        return self.interlaced or self.passes > 1
+        return self.interlaced or self.passes > 1 or self.unequal
 
     def runs(self, devices: int, micro_batches: int) -> bool:
         """True if it can run this number of micro-batches."""
@@ -148,6 +151,15 @@ class Schedule:
     def with_passes(self, passes: int) -> Schedule:
         """The same of a model whose micro-batches go forward so often; itself where either is once."""
         return self if 1 in (self.passes, passes) else replace(self, passes=passes)
+
+    def with_unequal_stages(self) -> Schedule:
+        """The same of stages with unequally many devices. PartitaError: no bound of such steps is known."""
+        if self.name not in UNEQUAL:
+            raise PartitaError(
+                f"--unequal-stages with --schedule {self.name}: steps of stages with unequally many devices are "
+                f"bounded for {', '.join(UNEQUAL)} alone"
+            )
+        return replace(self, unequal=True, has_step_formula=False, copied=False)
 
     def _slots(self, device: int, devices: int, chunks: int, micro_batches: int) -> list[Slot]:
         more = [chunks] * self.virtual_stages + [1] * self.double_buffered + [self.passes] * (self.passes > 1)
@@ -256,6 +268,9 @@ INTERLACED_PIPELINE = Schedule(
 """SuperScaler's interlaced pipeline in lock step: the stages of an eager 1F1B pipeline, the tables on all devices."""
 REPEATED = Schedule("3f1b", "3F1B", repeated_passes, passes=3)
 """SuperScaler's 3F1B: several forwards through the pipeline, one backward, for models that recycle (AlphaFold 2)."""
+
+UNEQUAL = (ONE_F_ONE_B.name, EAGER.name, GPIPE.name)
+"""Schedules of stages with unequally many devices."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")
 """What `all` stands for: GPipe and eager 1F1B gain on 1F1B only by hiding messages, and 2BW is another way to train."""

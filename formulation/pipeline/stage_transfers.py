@@ -1,15 +1,21 @@
 """The cost of sending a tensor to the next stage of a pipeline, and of summing the gradient of a shared weight."""
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...model.machine.collective_price import FREE, CollectivePrice
+from ...model.machine.link_flows import busiest
 from ...model.machine.machine import Machine
 from ..placement.placement import of_rows
 from ..reduction.cost import exchange_price, step_price
 from ..reduction.program import Collective, Reduction, Step
+from ..rvd.prices import prices_on
+from .shares import blocks
 
 
 def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
@@ -22,6 +28,39 @@ def transfer_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
         return FREE
     inner = tuple(size // factor for size, factor in zip(machine.hierarchy, row, strict=True))
     return exchange_price(machine, Reduction(of_rows((row, inner)), (0,)), "send")
+
+
+def stage_transfers(
+    machine: Machine, row: tuple[int, ...], shares: Sequence[int], stages: int
+) -> tuple[CollectivePrice, ...]:
+    """What every stage receives from the one before, per byte of a device: of equal stages, or of those with shares.
+
+    The first stage, which receives nothing, has the price of its own messages.
+    """
+    if not shares:
+        return (transfer_price(machine, row),) * stages
+    lines = tuple(received_price(machine, before, own) for before, own in pairwise(blocks(shares)))
+    return (lines[0], *lines)
+
+
+@lru_cache(maxsize=1024)
+def received_price(machine: Machine, before: range, own: range) -> CollectivePrice:
+    """Every device of a stage receives its part of a tensor from the devices of the one before.
+
+    The side with more devices has several partners for each device of the other, with which it exchanges messages in
+    turn: a device that receives from several gets a share of its part from each, one that sends to several sends each
+    its whole part. A line in the bytes of a receiver.
+    """
+    prices, rounds = prices_on(machine), -(-max(len(before), len(own)) // min(len(before), len(own)))
+    gathers, total = len(before) > len(own), FREE
+    for turn in range(rounds):
+        few, many = (own, before) if gathers else (before, own)
+        pairs = [(few[i], many[i * rounds + turn]) for i in range(len(few)) if i * rounds + turn < len(many)]
+        source, target = zip(*(pair[::-1] if gathers else pair for pair in pairs), strict=True)
+        latency = prices.sends(source, target, [0] * len(pairs))
+        seconds = busiest(machine, np.array(source), np.array(target), np.ones(len(pairs)))
+        total += CollectivePrice(latency, 1e9 * seconds / (rounds if gathers else 1))
+    return total
 
 
 def broadcast_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
