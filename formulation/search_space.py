@@ -118,6 +118,8 @@ class SearchSpace:
     `auto` (1F1B or, with chunks, interleaved), `all` (both and zero-bubble), or several joined by commas, of which the
     fastest is taken (`each_schedule`); with `auto` and `all` interlaced and 3F1B pipelines are tried
     too where they may pay.
+    `unequal_stages`: stages may have unequally many devices, each with a mesh of its own; only such pipelines are then
+    searched.
     `overlap`: communication runs while layers compute, in the program and in its price. `compile`: the program compiles
     its blocks, and the kernels of layers are priced as fused.
     `recompute`: a mode for every segment; `auto`, the best of `MODES` for each; `all`, the best of these and of
@@ -166,6 +168,12 @@ class SearchSpace:
             "--pp",
             parse=parse_stages,
             default="auto",
+        ),
+    )
+    unequal_stages: bool = field(
+        default=False,
+        metadata=option(
+            bool, "Stages may have unequally many devices, each with a mesh of its own.", "--unequal-stages"
         ),
     )
     schedule: str = field(
@@ -239,11 +247,30 @@ class SearchSpace:
             self._check_compiled()
         if self.chunks > 1 and self.stages == 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
+        if self.unequal_stages:
+            self._check_unequal()
         assert self.schedules
         fixed: dict[str, str] = {}
         for name, strategy in self.fix:
             if fixed.setdefault(name, strategy) != strategy:
                 raise PartitaError(f"--fix {name}: both {fixed[name]!r} and {strategy!r}")
+
+    def _check_unequal(self) -> None:
+        """PartitaError: options that fix what unequal stages choose for themselves, or schedules that they lack."""
+        if self.stages == 1:
+            raise PartitaError("--unequal-stages needs a pipeline: leave out --stages 1")
+        fixing = {
+            "--mesh": self.mesh,
+            "--mapping": self.mapping,
+            str(self.parallelism): self.parallelism.fixes_axes,
+            "--stages-at": self.stages_at,
+            "--joint": self.joint,
+        }
+        given = next((option for option, wanted in fixing.items() if wanted), None)
+        if given is not None:
+            raise PartitaError(f"--unequal-stages: every stage has a mesh and cuts of its own; leave out {given}")
+        for name, _ in self.schedules:
+            schedule_named(name).with_unequal_stages()
 
     def _check_compiled(self) -> None:
         """PartitaError: options for which blocks cannot be compiled."""

@@ -14,6 +14,7 @@ from ...formulation.encoding.shared_tables import SharedTables
 from ...formulation.network.network import table_bytes
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.stage_transfers import transfer_price
+from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.machine import stage_machine
 from ..backends.table_spread import balanced
 from .pipeline_problem import PipelineProblem
@@ -21,10 +22,11 @@ from .recent import recent
 
 
 class View(Enum):
-    """What a network counts where the formula of slots bounds the step; elsewhere all are `PRICED`.
+    """What a network counts where the formula of slots bounds the step, or stages are unequal; else all are `PRICED`.
 
-    `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the update of the first stage. `PLAN`: all
-    that a stage does, each message with its sender, so that a solution is good in all that may be the longest.
+    `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the update of the first stage; of unequal
+    stages also the first message. `PLAN`: all that a stage does, each message with its sender, so that a solution is
+    good in all that may be the longest.
     """
 
     PRICED = "priced"
@@ -47,12 +49,14 @@ def encoding(
     *,
     inside: bool = False,
     view: View = View.PRICED,
+    transfer: CollectivePrice | None = None,
 ) -> Encoding:
     """The cost network of a part with `in_flight` micro-batches (0: ignoring the memory limit).
 
-    `inside`: for bounds on what it costs inside a larger part.
+    `inside`: for bounds on what it costs inside a larger part. `transfer`: the price of what it receives; None: that of
+    equal stages.
     """
-    stage = replace(in_view(configuration, part, in_flight, view), inside=inside)
+    stage = replace(in_view(configuration, part, in_flight, view), inside=inside, transfer=transfer)
     return _encoding(pipeline, configuration, part, in_flight, stage)
 
 
@@ -65,6 +69,7 @@ def _encoding(
     if configuration.devices == 1 and part == (0, pipeline.count - 1):
         shared = _tables(pipeline, configuration)
         return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
+    equal = transfer_price(q.machine, row) if configuration.devices > 1 else None
     return encode(
         pipeline.graph(*part, configuration.micro_batches),
         stage_machine(q.machine, row),
@@ -77,7 +82,7 @@ def _encoding(
         ),
         stage=replace(
             stage,
-            transfer=transfer_price(q.machine, row) if configuration.devices > 1 else None,
+            transfer=stage.transfer or equal,
             weight_versions=configuration.weight_versions,
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             between_passes=configuration.between_passes,
@@ -90,6 +95,9 @@ def _encoding(
 def in_view(configuration: Configuration, part: tuple[int, int], in_flight: int, view: View) -> StageContext:
     """The counts of a network in a view."""
     kept, delays = in_flight or configuration.in_flight(0), configuration.schedule.delays_messages
+    if configuration.schedule.unequal:
+        without = view is View.BOUND and part[0] > 0
+        return StageContext(kept, delays_messages=delays, without_updates=without)
     if view is View.PRICED or not configuration.formula_bounds:
         return StageContext(kept, delays_messages=delays)
     if view is View.PLAN:

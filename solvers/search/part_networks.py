@@ -18,7 +18,7 @@ from ...formulation.encoding.encoding import Encoding
 from ...formulation.network.network import INFINITE, Chain, Edge, Network, SwitchTables, Table, Window, evaluate
 from ...formulation.pipeline.configuration import Configuration
 from ...model.errors import PartitaError
-from ...model.graph.layout import Layout, P
+from ...model.graph.layout import B, Layout, P
 from ...model.graph.segments import divided_layers, segments
 from ..elimination.transient_memory import without_windows
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
@@ -282,6 +282,20 @@ class _Variables:
             if side != ANY:
                 network = _only(network, choices, side)
         return network
+
+
+def without_addends(found: Encoding) -> Network:
+    """The network of a stage whose neighbours have other meshes: what crosses its ends is equal on ranks, or split.
+
+    Gradients too: those of tensors that have any. It receives and sends no addends, which would be summed across.
+    """
+    variables, network, nodes = _Variables(found, ()), found.network, found.pcg.nodes
+    crossing = [(i, found.operators[i][0]) for op in ("receive", "send") for i in found.pcg.of(op)]
+    summed = {variable: (P, B) if nodes[i].gradient else (P,) for i, variable in crossing}
+    for variable, layouts in (*variables.left, *variables.right):
+        wrong = [layout is not None and not {*layout}.isdisjoint(summed[variable]) for layout in layouts]
+        network = _forbid(network, variable, wrong)
+    return network
 
 
 def _only(network: Network, choices: list[Choices], side: LayoutSet) -> Network:

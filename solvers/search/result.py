@@ -23,13 +23,15 @@ StepNs: TypeAlias = Callable[[PlanningProblem, Configuration, tuple[int, ...], S
 class ConfigurationSpace:
     """The configurations to search: for every pipeline row, the placements of a stage's mesh.
 
-    `step_ns`: the exact step of solved stages, if the search minimizes only a lower bound of it.
+    `step_ns`: the exact step of solved stages, if the search minimizes only a lower bound of it. `shares`: the devices
+    that stages may have, if unequally many, side by side; the rows are then theirs (`formulation/pipeline/shares.py`).
     """
 
     placements: Mapping[Row, tuple[Placement, ...]]
     schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
     step_ns: StepNs | None = None
+    shares: tuple[int, ...] = ()
 
     @property
     def has_pipelines(self) -> bool:
