@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from ...formulation.bundles.bundles import Bundle, innermost, inside
+from ...formulation.pipeline.shares import stage_machines
 from ...formulation.special import special_rows_fit
 from ...formulation.strategies.operator_options import least_values
 from ...formulation.strategies.row import Row
@@ -19,7 +19,6 @@ from ...model.graph.pcg import PCG, SOURCES
 from ...model.graph.segments import IN_PARTS, MODES, layer_elements, segments
 from ...model.graph.sparse_tables import check_optimizer, sparse_tables
 from ...model.graph.stages import boundaries, stage
-from ...model.machine.machine import stage_machine
 from ...model.machine.precision import precision
 from ...model.optimizers import OPTIMIZERS, optimizer_states
 from .choice import FLAGS, letter_text
@@ -253,18 +252,19 @@ def _check_layout(plan: Plan, name: str, items: tuple[int, ...], layout: Layout)
 
 def check_pipeline(plan: PipelinePlan) -> None:
     """Raise PartitaError unless the stages make up the graph, fit the machine, and agree at their boundaries."""
-    size, count = math.prod(plan.row), len(plan.stages)
+    size, count = plan.size, len(plan.stages)
     if size < 2 or plan.chunks < 1:
         raise PartitaError(f"a pipeline over {size} parts of the devices with {plan.chunks} stages each")
     if count != size * plan.chunks:
         raise PartitaError(f"{count} stages for {size} parts of the devices with {plan.chunks} each")
     _check_bounds(plan)
-    first, machine = plan.stages[0], stage_machine(plan.machine, plan.row)
-    for number, part in enumerate(plan.stages):
+    machines = stage_machines(plan.machine, plan.row, plan.shares, count)
+    first, alike = plan.stages[0], ("micro_batches", "dtype", "optimizer", "overlap", "compile")
+    for number, (part, machine) in enumerate(zip(plan.stages, machines, strict=True)):
         where = f"stage {number}"
         if part.machine != machine:
             raise PartitaError(f"{where} is planned for {part.machine.name}, not for its part of {plan.machine.name}")
-        for name in ("placement", "micro_batches", "dtype", "optimizer", "overlap", "compile"):
+        for name in alike if plan.shares else ("placement", *alike):
             here, there = getattr(part, name), getattr(first, name)
             if here != there:
                 raise PartitaError(f"{where} has {name} {here}, stage 0 {there}: all stages share them")
@@ -287,7 +287,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
         for part in plan.stages:
             check_stale(part.graph, part.dtype, part.separate_states)
     for number, (before, after) in enumerate(pairwise(plan.stages)):
-        _check_boundary(number, before, after)
+        _check_boundary(number, before, after, bool(plan.shares))
     _check_tied(plan)
 
 
@@ -307,6 +307,8 @@ def check_stale(graph: PCG, dtype: str, elsewhere: bool) -> None:
 
 
 def _check_bounds(plan: PipelinePlan) -> None:
+    if bool(plan.shares) != plan.schedule.unequal or (plan.shares and plan.row):
+        raise PartitaError("a pipeline has a row of equal stages, or shares and a schedule with_unequal_stages()")
     last = len(boundaries(plan.cut)) - 1
     rising = all(a < b for a, b in pairwise(plan.bounds))
     if len(plan.bounds) != len(plan.stages) + 1 or not rising or (plan.bounds[0], plan.bounds[-1]) != (0, last):
@@ -339,8 +341,12 @@ def layout_words(plan: Plan, index: int) -> list[str]:
     return [letter_text(atoms(plan.graph)[index], letter) for letter in plan.choices[index].output]
 
 
-def _check_boundary(number: int, before: Plan, after: Plan) -> None:
-    """A stage sends every tensor in the layout in which the next one receives it."""
+def _check_boundary(number: int, before: Plan, after: Plan, unequal: bool) -> None:
+    """A stage sends every tensor in the layout in which the next one receives it, unless they are unequal."""
+    if unequal:
+        _check_crossing(number, before, "send")
+        _check_crossing(number + 1, after, "receive")
+        return
     for sent, received in zip(before.graph.of("send"), after.graph.of("receive"), strict=True):
         source, target = layout_words(before, sent), layout_words(after, received)
         if source != target:
@@ -348,6 +354,15 @@ def _check_boundary(number: int, before: Plan, after: Plan) -> None:
             raise PartitaError(
                 f"stage {number} sends {name!r} as {' '.join(source)}, the next one receives it as {' '.join(target)}"
             )
+
+
+def _check_crossing(number: int, part: Plan, op: str) -> None:
+    """What a stage exchanges with one on another mesh is equal on its ranks or split, and so are the gradients."""
+    for index in part.graph.of(op):
+        node = part.graph.nodes[index]
+        if not {P, B if node.gradient else P}.isdisjoint(part.choices[index].output):
+            words = " ".join(layout_words(part, index))
+            raise PartitaError(f"stage {number}: {op} of {node['peer']!r} as {words}, for a stage on another mesh")
 
 
 def tied(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -361,7 +376,9 @@ def tied(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tied(plan: PipelinePlan) -> None:
-    """A weight shared by several stages is stored alike in all of them."""
+    """A weight shared by several stages is stored alike in all of them; unequal stages share none."""
+    for name, stages in tied(plan).items() if plan.shares else ():
+        raise PartitaError(f"stages {', '.join(map(str, stages))} share {name!r}, and have meshes of their own")
     for name, stages in tied(plan).items():
         first, *others = (_stored(plan.stages[number], name) for number in stages)
         for number, other in zip(stages[1:], others, strict=True):

@@ -134,6 +134,11 @@ class Plan:
         return 0, len(boundaries(self.graph)) - 1
 
     @property
+    def shares(self) -> tuple[int, ...]:
+        """The devices of every stage, if stages have unequally many; else none."""
+        return ()
+
+    @property
     def size(self) -> int:
         """How many parts the devices are divided into: more than one in a pipeline."""
         return 1
@@ -303,6 +308,8 @@ class PipelinePlan(Plan):
     without an argument follow from the stages, which have the `choices`. Of an interlaced pipeline, `shared` is the
     plan on all devices of what they compute together. The stages are cut from what the schedule makes of the graph
     (`formulation.pipeline.cut_graph`): the layers of an interlaced pipeline, or the folded passes of a repeated one.
+    `shares`: the devices of every stage, side by side, where stages have unequally many, each with a mesh of its own;
+    `row` is then empty, and the mesh of all ranks one axis.
     """
 
     row: tuple[int, ...] = ()
@@ -311,6 +318,7 @@ class PipelinePlan(Plan):
     schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
     shared: Plan | None = None
+    shares: tuple[int, ...] = ()
     placement: Placement = field(init=False)
     micro_batches: int = field(init=False)
     choices: tuple[Choice, ...] = field(init=False, default=())
@@ -338,16 +346,18 @@ class PipelinePlan(Plan):
         first = self.stages[0]
         shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile")}
         recompute = {name: mode for stage in self.stages for name, mode in stage.recompute.items()}
-        mesh = of_rows((self.row, *first.placement.matrix))
+        mesh = of_rows((self.machine.hierarchy,) if self.shares else (self.row, *first.placement.matrix))
         for name, value in (shared | {"recompute": recompute, "placement": mesh}).items():
             object.__setattr__(self, name, value)
 
     @property
     def size(self) -> int:
-        return math.prod(self.row)
+        return len(self.shares) or math.prod(self.row)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
+        if self.shares:
+            return ("device",)
         stages = [(stage.graph, stage.choices) for stage in self.stages]
         return ("pipeline", *axis_names(len(self.stages[0].placement.sizes), stages))
 
@@ -375,4 +385,4 @@ class PipelinePlan(Plan):
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
-        return tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)
+        return self.stages if self.shares else tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)

@@ -6,7 +6,7 @@ differs from the plan, and each choice once, with its nodes.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ...formulation.pipeline.cut_graph import cut_graph
 from ...formulation.pipeline.orders import read_slot_lines, slot_lines
 from ...formulation.pipeline.schedule import Schedule, SlotTable, schedule_named, with_orders
+from ...formulation.pipeline.shares import stage_machines
 from ...formulation.placement.placement import Placement
 from ...model.errors import PartitaError
 from ...model.files import make_folder, read_json, write_atomically, write_directory
@@ -28,7 +29,7 @@ from ...model.graph.stages import boundaries, stage
 from ...model.initial_values import InitialValues
 from ...model.json_values import number, title, whole
 from ...model.machine.collective_price import CollectivePrice
-from ...model.machine.machine import Machine, stage_machine
+from ...model.machine.machine import Machine
 from .choice import Choice, as_list, choice_json, read_choice
 from .plan import PipelinePlan, Plan
 from .spacetime_file import KIND as SPACE_TIME
@@ -147,7 +148,7 @@ def _pipeline_json(plan: Plan) -> dict[str, Any]:
         own = {"report": part.report} | ({"graph": graph_to_json(part.graph)} if rewritten else {})
         stages.append(_stage_json(part) | own)
     return {
-        "row": list(plan.placement.matrix[0]),
+        **({"shares": list(plan.shares)} if plan.shares else {"row": list(plan.placement.matrix[0])}),
         "bounds": list(plan.bounds),
         "schedule": plan.schedule.name,
         **({"orders": slot_lines(plan.orders)} if isinstance(plan.schedule.order, SlotTable) else {}),
@@ -183,7 +184,10 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
     """A plan of one stage or several, without how its weights begin and without rivals."""
     if _kind(data) is None:
         return _stage(data, graph, machine, model)
-    row, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("row", "bounds"))
+    unequal = "shares" in data
+    sizes, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("shares" if unequal else "row", "bounds"))
+    row, shares = ((), sizes) if unequal else (sizes, ())
+    machines = stage_machines(machine, row, shares, len(as_list(data["stages"])))
     schedule = _schedule(data, graph)
     shared, cut = None, cut_graph(graph, schedule).graph
     if "shared" in data:
@@ -195,8 +199,9 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
         machine,
         row,
         bounds,
-        stages=_stages(data, cut, stage_machine(machine, row), bounds),
+        stages=_stages(data, cut, machines, bounds),
         schedule=schedule,
+        shares=shares,
         chunks=whole(data["chunks"]),
         shared=shared,
         model=model,
@@ -233,15 +238,17 @@ def _spread(graph: PCG, groups: Any) -> dict[str, Any]:
     return {graph.nodes[node].name: choice for node, choice in pairs}
 
 
-def _stages(data: Mapping[str, Any], graph: PCG, machine: Machine, bounds: tuple[int, ...]) -> tuple[Plan, ...]:
+def _stages(
+    data: Mapping[str, Any], graph: PCG, machines: Sequence[Machine], bounds: tuple[int, ...]
+) -> tuple[Plan, ...]:
     """The stages of a pipeline on a machine each."""
     stages = as_list(data["stages"])
-    if len(bounds) != len(stages) + 1:
-        raise ValueError(f"{len(bounds)} bounds for {len(stages)} stages")
+    if len(bounds) != len(stages) + 1 or len(machines) != len(stages):
+        raise ValueError(f"{len(bounds)} bounds and {len(machines)} shares for {len(stages)} stages")
     if not all(0 <= a < b < len(boundaries(graph)) for a, b in pairwise(bounds)):
         raise ValueError(f"bounds {bounds} are not increasing numbers of boundaries")
     shared, plans = _common(data), []
-    for place, (entry, ends) in enumerate(zip(stages, pairwise(bounds), strict=True)):
+    for place, (entry, machine, ends) in enumerate(zip(stages, machines, pairwise(bounds), strict=True)):
         with _errors_at(f"stage {place}", prefix=True):
             own = _object("its entry", entry)
             part = graph_from_json(own["graph"]) if "graph" in own else stage(graph, *ends).graph
@@ -314,6 +321,8 @@ def _report(data: Any) -> dict[str, Any]:
 def _schedule(data: Mapping[str, Any], graph: PCG) -> Schedule:
     """The schedule of a graph by its name; one that the solver found has its orders in the file."""
     named = schedule_named(str(data["schedule"])).with_passes(passes(graph))
+    if "shares" in data:
+        return named.with_unequal_stages()
     if named.limit is None and "orders" not in data:
         return named
     return with_orders(named, read_slot_lines(list(map(str, as_list(data["orders"])))), whole(data["micro_batches"]))

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ...formulation.pipeline.shares import blocks
 from ...formulation.placement.placement import ranks
 from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.primitives import op_assign, op_trans
@@ -102,7 +103,7 @@ def parts_of(plan: Plan) -> list[Part]:
     numbers, found = ranks(plan.placement), list[Part]()
     if plan.size == 1:
         return [Part(plan, 0, numbers, tuple(range(len(plan.graph.nodes))))]
-    whole = plan.cut_nodes
+    whole, shares = plan.cut_nodes, blocks(plan.shares)
     for number, (part, ends) in enumerate(zip(plan.parts, pairwise(plan.bounds), strict=True)):
         between = stage(plan.cut, *ends)
         if between.graph != part.graph:
@@ -110,7 +111,8 @@ def parts_of(plan: Plan) -> list[Part]:
                 f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
                 "again without --rewrite, or with --stages 1"
             )
-        found.append(Part(part, number, numbers[number % plan.size], tuple(whole[i] for i in between.nodes)))
+        own = numbers[number % plan.size] if not plan.shares else shares[number].start + ranks(part.placement)
+        found.append(Part(part, number, own, tuple(whole[i] for i in between.nodes)))
     if plan.shared is not None:
         found.append(Part(plan.everything[-1], len(found), numbers, interlaced(plan.graph).shared.nodes))
     return found

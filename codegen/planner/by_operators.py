@@ -1,4 +1,4 @@
-"""Interlaced and repeated pipelines in the search space: what they lack, and when they are tried unasked.
+"""Interlaced, repeated and unequal pipelines in the search space: what they lack, and when they are tried unasked.
 
 Their programs are those of space-time plans, operator by operator.
 """
@@ -31,6 +31,8 @@ MOST_WRITTEN = 1 << 15
 
 def further_spaces(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[SearchSpace]:
     """The spaces of such pipelines that are searched too where a space leaves the schedule open."""
+    if space.unequal_stages:
+        return []
     found = (interlaced_too(graph, machine, training, space), repeated_too(graph, machine, space))
     return [other for other in found if other is not None]
 
@@ -89,6 +91,8 @@ def limited(space: SearchSpace) -> SearchSpace:
     }
     given = next((option for option, wanted in lacks.items() if wanted), None)
     if given is not None:
+        if space.unequal_stages:
+            raise PartitaError(f"{given}: pipelines of unequal stages do not have that; leave out --unequal-stages")
         kind = schedule_named(space.schedule).name
         raise PartitaError(f"{given}: {kind} pipelines do not have that; plan with another --schedule")
     return replace(space, bundles=False, offload=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...formulation.pipeline.configuration import Configuration
 from ...formulation.pipeline.cut_graph import cut_graph
-from ...formulation.pipeline.stage_transfers import broadcast_price, transfer_price
+from ...formulation.pipeline.stage_transfers import broadcast_price, stage_transfers
 from ...formulation.placement.placement import of_rows
 from ...model.graph.batch import with_batch
 from ...model.graph.interlaced import interlaced
@@ -104,13 +104,14 @@ def _decoded(
     machine, pipelined = problem.machine, best.devices > 1
     count = len(bounds) - 1 if pipelined else 1
     stage_context = WITHOUT_CONTEXT if pipelined else context
+    transfers = stage_transfers(machine, best.row, best.shares, count) if pipelined else (None,)
     plans = []
     for s, (encoding, assignment) in enumerate(stages):
         graph, chosen = decided(encoding, assignment)
         plan = Plan(
             graph,
-            stage_machine(machine, best.row) if s < count else machine,
-            best.placement if s < count else of_rows((best.row, *best.matrix)),
+            stage_machine(machine, best.of(s).row) if s < count else machine,
+            best.of(s).placement if s < count else of_rows((best.row, *best.matrix)),
             best.micro_batches,
             choices=chosen,
             dtype=problem.training.dtype,
@@ -121,7 +122,7 @@ def _decoded(
             initial=stage_context.initial,
             recompute=encoding.recomputed(assignment),
             in_flight=best.in_flight(s) if s < count else 1,
-            transfer=(transfer_price if s < count else broadcast_price)(machine, best.row) if pipelined else None,
+            transfer=transfers[s] if s < count else broadcast_price(machine, best.row),
             overlap=problem.space.overlap,
             together=encoding.together,
             compile=problem.space.compile,
@@ -132,10 +133,11 @@ def _decoded(
     return PipelinePlan(
         _whole(problem, best),
         machine,
-        best.row,
+        () if best.meshes else best.row,
         bounds,
         stages=tuple(plans[:count]),
         shared=plans[count] if len(plans) > count else None,
+        shares=best.shares,
         schedule=best.schedule,
         chunks=best.chunks,
         model=dict(context.model),

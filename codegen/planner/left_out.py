@@ -35,6 +35,7 @@ def fixed(space: SearchSpace) -> list[str]:
         f"mapping {space.mapping}": space.mapping is not None,
         str(space.parallelism): space.parallelism != ANY_PARALLELISM,
         f"stages at {', '.join(space.stages_at)}": bool(space.stages_at),
+        "unequal stages": space.unequal_stages,
         f"{space.stages} stages": space.stages is not None and space.stages > 1,
         f"{space.micro_batches} micro-batch{'es' * (space.micro_batches != 1)}": space.micro_batches is not None,
         f"recomputation {space.recompute}": space.recompute not in ("auto", "all"),
@@ -70,10 +71,26 @@ def _pipelines(
     if among is not None and among.has_pipelines:
         names = (name if chunks == 1 else f"{name} with {chunks} chunks" for name, chunks in schedules)
         yield f"schedules other than {' and '.join(names)}"
-        if problem.whole is not problem.pcg:
+        if among.shares:
+            yield from _unequal(problem, among)
+        elif problem.whole is not problem.pcg:
             yield from _by_operators(problem, schedules)
     elif problem.machine.devices > 1 and len(boundaries(problem.plain or problem.pcg)) > 2:
         yield "pipelines"
+
+
+def _unequal(problem: PlanningProblem, among: ConfigurationSpace) -> Iterator[str]:
+    """What a search of unequal stages lacks."""
+    if problem.space.stages is None:
+        yield "plans without a pipeline"
+    least = min(among.shares)
+    if least > 1:
+        yield f"stages of fewer than {least} devices"
+    if any(len(problem.pcg.consumers[i]) > 1 for i in problem.pcg.of("parameter")):
+        yield "stages that share weights"
+    if sum(size > 1 for size in problem.machine.hierarchy) > 1:
+        yield "stages of parts of several units"
+    yield from _lacking(problem, "unequal")
 
 
 def _by_operators(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]) -> Iterator[str]:
@@ -83,12 +100,17 @@ def _by_operators(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]
         yield "plans without a pipeline"
     if own == INTERLACED_PIPELINE.name:
         yield "operators on all devices other than tables, scores and the loss, or with special strategies"
+    yield from _lacking(problem, own)
+
+
+def _lacking(problem: PlanningProblem, kind: str) -> Iterator[str]:
+    """What pipelines lack whose programs are those of space-time plans."""
     lacking = {
         "selective recomputation": "selective" in problem.space.modes,
         "offload": problem.machine.device.host_bandwidth is not None,
         "parallel branches": bool(find_bundles(problem.pcg)),
     }
-    yield from (f"{what} in {own} pipelines" for what, lacks in lacking.items() if lacks)
+    yield from (f"{what} in {kind} pipelines" for what, lacks in lacking.items() if lacks)
 
 
 def _axes(problem: PlanningProblem, among: ConfigurationSpace | None, found: SearchResult) -> Iterator[str]:
@@ -116,7 +138,7 @@ def _rest(
         yield "rewritings beyond the limits of saturation"
     if found.unrewritten:
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
-    alone = problem.whole is problem.pcg  # else said of these pipelines
+    alone = problem.whole is problem.pcg and not problem.space.unequal_stages  # else said of these pipelines
     if alone and problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)

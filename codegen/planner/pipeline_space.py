@@ -4,6 +4,8 @@ import math
 
 from ...formulation.pipeline.configuration import rows
 from ...formulation.pipeline.schedule import schedule_named
+from ...formulation.pipeline.shares import divisions as divided
+from ...formulation.pipeline.shares import share_row, shares_of
 from ...formulation.placement.placement import Placement, Row, distinct, innermost_last, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
@@ -11,6 +13,7 @@ from ...model.graph.folded import passes
 from ...model.graph.pcg import PCG
 from ...model.graph.stages import boundaries, boundaries_at
 from ...model.machine.machine import Machine, stage_machine
+from ...model.options import times
 from ...solvers.search.planning_problem import PlanningProblem, atom_sizes
 from ...solvers.search.result import ConfigurationSpace
 from ..plan.checks import check_stale
@@ -24,6 +27,8 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     """
     graph, machine = problem.pcg, problem.machine
     chunks = space.chunks
+    if space.unequal_stages:
+        return _unequal_space(problem, space)
     boundaries_at(graph, space.stages_at)
     if not looked_at(graph, space):
         if chunks > 1:
@@ -38,6 +43,32 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     none = {(1,) * len(machine.hierarchy): problem.placements} if alone else {}
     schedule = schedule_named(space.schedule).with_passes(passes(problem.whole))
     return ConfigurationSpace(none | inner, schedule, chunks, step_ns)
+
+
+MOST_SHARES = 16
+"""Stages of fewer devices than this part of them all are not searched: there are too many ways to divide them."""
+
+
+def _unequal_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace:
+    """Pipelines whose stages have unequally many devices. PartitaError: the machine or the model has none."""
+    machine, stages, cuts = problem.machine, space.stages, _cuts(problem.pcg)
+    shares = shares_of(machine.hierarchy, -(-machine.devices // MOST_SHARES))
+    if not space.hides_messages(machine):
+        raise PartitaError(
+            f"--unequal-stages: messages on {machine.name} do not hide behind kernels, and are not priced"
+        )
+    if not any(True for _ in divided(machine.hierarchy, shares, stages)):
+        levels, number = times(machine.hierarchy), "two or more" if stages is None else stages
+        raise PartitaError(f"--unequal-stages: {levels} devices cannot be divided among {number} stages")
+    if cuts < (stages or 2):
+        raise PartitaError(_too_many(stages or 2, 1, cuts))
+    rows_of = {share: share_row(machine.hierarchy, share) for share in shares}
+    inner = {row: meshes(stage_machine(machine, row).hierarchy, space) for row in rows_of.values() if row is not None}
+    counts = problem.micro_batches
+    sizes = atom_sizes(problem.pcg, problem.batch, counts)
+    found = {row: reordered(places, sizes) for row, places in inner.items()}
+    schedule = schedule_named(space.schedule).with_unequal_stages()
+    return ConfigurationSpace(found, schedule, 1, step_ns, shares)
 
 
 def looked_at(graph: PCG, space: SearchSpace) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...formulation.network.network_file import network_json
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED
+from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED, schedule_named
 from ...formulation.placement.mappings import mapped, without_ones
 from ...formulation.placement.placement import Placement, reordered
 from ...formulation.search_space import SearchSpace
@@ -47,6 +47,8 @@ def problem_of(
     whole, schedule = graph, next((s for s in (INTERLACED_PIPELINE, REPEATED) if s.name == space.schedule), None)
     if schedule is not None and space.stages != 1 and (schedule is REPEATED or looked_at(graph, space)):
         space, graph = limited(space), layers(whole, schedule)
+    if space.unequal_stages:
+        space, graph = limited(space), layers(whole, schedule_named(space.schedule))
     counts, places = _micro_batches(whole, training, space), _placements(machine, space)
     if not space.fixes_axes and not space.fix:
         places = reordered(places, atom_sizes(graph, training.batch, counts))
@@ -54,7 +56,7 @@ def problem_of(
     most_work = math.inf if space.fixes_axes else MOST_WORK
     plain = plain if graph.alternatives else None
     applied = replace(space, rules=())  # the graph is rewritten; workers need no rules
-    orders = space.mapping is None and not space.fixes_placement
+    orders = space.mapping is None and not (space.fixes_placement or space.unequal_stages)
     return PlanningProblem(
         graph, machine, training, places, counts, applied,
         most_work=most_work, plain=plain, orders=orders,
@@ -66,7 +68,7 @@ def problem_of(
 def _placements(machine: Machine, space: SearchSpace) -> tuple[Placement, ...]:
     if space.mapping is not None:
         places: tuple[Placement, ...] = (without_ones(mapped(space.mapping, machine.hierarchy)),)
-    elif space.stages is not None and space.stages > 1:
+    elif space.stages is not None and space.stages > 1 and not space.unequal_stages:
         places = inside(machine, space)
     else:
         places = meshes(machine.hierarchy, space)

@@ -14,6 +14,7 @@ from ...solvers.reduction.joint_search import search_placements
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
 from ...solvers.search.search import Asked, search_together
+from ...solvers.search.share_search import search_shares
 from .wide_rewriting import with_wide_meshes
 
 ANY_PLAN = 0.999
@@ -64,6 +65,8 @@ def run_search(
 
 def _search_once(wanted: Sequence[Wanted], backend: Solver, limits: Limits, budget: Budget) -> list[Outcome]:
     """What is found in spaces that are searched together, or one after the other where some have no pipelines."""
+    if any(space is not None and space.shares for _, space in wanted):
+        return [_unequal(problem, space, backend, limits) for problem, space in wanted if space is not None]
     asked = [Asked(problem, space) for problem, space in wanted if space is not None]
     if len(asked) < len(wanted):
         return [
@@ -78,6 +81,13 @@ def _search_once(wanted: Sequence[Wanted], backend: Solver, limits: Limits, budg
         one if isinstance(one, PartitaError) else _finished(problem, one, backend, limits)
         for (problem, _), one in zip(wanted, found, strict=True)
     ]
+
+
+def _unequal(problem: PlanningProblem, space: ConfigurationSpace, backend: Solver, limits: Limits) -> Outcome:
+    try:
+        return SearchOutcome(problem, search_shares(problem, space, backend, limits), [])
+    except PartitaError as error:
+        return error
 
 
 def _finished(problem: PlanningProblem, found: SearchResult, backend: Solver, limits: Limits) -> SearchOutcome:

@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...formulation.pipeline.shares import divisions
 from ...formulation.rewriting.saturate import Rewritten
 from ...model.errors import DoesNotFitError, NoPlanError, PartitaError
+from ...model.graph.stages import boundaries
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
@@ -45,7 +47,7 @@ def searched_space(
     }
     if space is not None:
         report |= {
-            "stages": sorted({math.prod(row) * space.chunks for row in space.placements if math.prod(row) > 1}),
+            "stages": _stages(problem, space),
             "schedule": space.schedule.name,
             "configurations": found.configurations,
             "configurations_asked": found.asked,
@@ -60,6 +62,14 @@ def searched_space(
         limits_hit.append(_ended_by(found))
         report |= {"refused": refusal_text(found)} if found.refused else {}
     return report | {"limits_hit": limits_hit}
+
+
+def _stages(problem: PlanningProblem, space: ConfigurationSpace) -> list[int]:
+    """The numbers of stages of the pipelines that were searched."""
+    if space.shares:
+        ways = divisions(problem.machine.hierarchy, space.shares, problem.space.stages)
+        return sorted({len(way) for way in ways if len(way) < len(boundaries(problem.pcg))})
+    return sorted({math.prod(row) * space.chunks for row in space.placements if math.prod(row) > 1})
 
 
 def _offloads(problem: PlanningProblem, space: ConfigurationSpace | None = None) -> bool:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from ...formulation.pipeline.stage_transfers import broadcast_price, transfer_price
+from ...formulation.pipeline.shares import stage_machines
+from ...formulation.pipeline.stage_transfers import broadcast_price, stage_transfers
 from ...model.errors import PartitaError
-from ...model.machine.machine import Machine, stage_machine
+from ...model.machine.machine import Machine
 from ..plan.plan import PipelinePlan, Plan
 from .plan_price import plan_price
 
@@ -16,9 +17,14 @@ def on_machine(plan: Plan, machine: Machine) -> Plan:
     """
     if not isinstance(plan, PipelinePlan):
         return replace(plan, machine=machine, rivals=())
-    own, transfer = stage_machine(machine, plan.row), transfer_price(machine, plan.row)
-    stages = tuple(replace(stage, machine=own, transfer=transfer) for stage in plan.stages)
-    shared = plan.shared and replace(plan.shared, machine=machine, transfer=broadcast_price(machine, plan.row))
+    row, shares, count = plan.row, plan.shares, len(plan.stages)
+    machines = stage_machines(machine, row, shares, count)
+    prices = stage_transfers(machine, row, shares, count)
+    stages = tuple(
+        replace(stage, machine=own, transfer=price)
+        for stage, own, price in zip(plan.stages, machines, prices, strict=True)
+    )
+    shared = plan.shared and replace(plan.shared, machine=machine, transfer=broadcast_price(machine, row))
     return replace(plan, machine=machine, stages=stages, shared=shared, rivals=())
 
 

@@ -5,6 +5,7 @@ from math import prod
 from textwrap import wrap
 from typing import TypeAlias
 
+from ...formulation.pipeline.shares import blocks
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.layout import is_split
 from ..emission.common.text import WIDTH
@@ -37,7 +38,9 @@ def docstring(plan: Plan) -> str:
         rows.append(("pipeline", pipeline_sentence(plan)))
     rows += _predicted(plan)
     if plan.size > 1:
-        rows += [(f"stage {number}", contents(part.graph)) for number, part in enumerate(plan.stages)]
+        rows += [
+            (f"stage {number}", f"{own}{contents(part.graph)}") for number, (own, part) in enumerate(_placed(plan))
+        ]
     if plan.shared is not None:
         rows.append(("all devices", contents(plan.shared.graph)))
     if programs := _programs_sentence(plan):
@@ -49,6 +52,18 @@ def docstring(plan: Plan) -> str:
     if opaque := opaque_sentence(plan):
         rows.append(("opaque", opaque))
     return _headed(plan, [*rows, ("batch", _batch_sentence(plan)), ("weights", _weights_sentence(plan))])
+
+
+def _placed(plan: Plan) -> Iterable[tuple[str, Plan]]:
+    """The stages, each with the words for its devices and mesh where stages have unequally many."""
+    if not plan.shares:
+        return (("", part) for part in plan.stages)
+    found = list[tuple[str, Plan]]()
+    for own, part in zip(blocks(plan.shares), plan.stages, strict=True):
+        mesh = " x ".join(f"{name}={n}" for name, n in zip(part.axes, part.placement.sizes, strict=True))
+        words = f"rank {own.start}" if len(own) == 1 else f"ranks {own.start} to {own.stop - 1}, {mesh}"
+        found.append((f"{words}: ", part))
+    return found
 
 
 def _trained(plan: Plan) -> list[Row]:
@@ -151,7 +166,7 @@ def _recompute(plan: Plan) -> str:
 def _programs_sentence(plan: Plan) -> str:
     """How collectives over several levels run: of the programs of several steps, the one for the most bytes."""
     parts: dict[str, list[str]] = {}
-    for group in axis_groups(plan):
+    for group in () if plan.shares else axis_groups(plan):  # programs by operators have collectives of their own
         for kind, known in group.programs.items():
             last = max(i for i, program in enumerate(known.programs) if len(program) > 1)
             bounds = [f"from {bytes_text(known.starts[last])}"] if last else []
@@ -167,6 +182,8 @@ def pipeline_sentence(plan: Plan) -> str:
     chunks = f", {plan.chunks} on every rank" if plan.chunks > 1 else ""
     order = plan.report.get("order")
     proved = f" ({order['status']})" if order else ""
+    if plan.shares:
+        chunks = f" of {', '.join(map(str, plan.shares))} ranks"
     return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label}{proved} over {plan.micro_batches} micro-batches"
 
 
@@ -187,7 +204,7 @@ def _weights_sentence(plan: Plan) -> str:
     def share(*holds: bool) -> float:
         return 100 * sum(n for n, counts in zip(numel, holds, strict=True) if counts) / whole
 
-    for name in plan.axes:
+    for name in dict.fromkeys(axis for part in plan.everything for axis in part.axes):
         axes = [part.axes.index(name) if name in part.axes else None for part, _, _ in trained]
         on_axis = list(zip(axes, trained, strict=True))
         split = share(*(axis is not None and is_split(choice.output[axis]) for axis, (_, _, choice) in on_axis))

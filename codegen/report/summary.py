@@ -26,7 +26,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         **{k: report.get(k) for k in ("status", "objective_ns", "bound_ns", "gap", "seconds")},
         "memory_bytes": report.get("memory_bytes"),
         "capacity_bytes": report.get("capacity_bytes", plan.machine.device.capacity_bytes),
-        "mesh": dict(zip(plan.axes, plan.placement.sizes, strict=True)),
+        "mesh": _mesh(plan),
         "placement": [list(row) for row in plan.placement.matrix],
         "recompute": dict(plan.recompute),
         "strategies": _strategies(plan),
@@ -41,6 +41,10 @@ def summary(plan: Plan) -> dict[str, Any]:
         **({"machines": report["machines"]} if "machines" in report else {}),
         **({"pipeline": _pipeline(plan)} if plan.size > 1 else {}),
     }
+
+
+def _mesh(plan: Plan) -> dict[str, int]:
+    return dict(zip(plan.axes, plan.placement.sizes, strict=True))
 
 
 def _strategies(plan: Plan) -> list[dict[str, Any]]:
@@ -72,6 +76,7 @@ def _pipeline(plan: Plan) -> dict[str, Any]:
         "contents": [contents(part.graph) for part in plan.stages],
         "schedule": plan.schedule.name,
         "chunks": plan.chunks,
+        **({"shares": list(plan.shares), "meshes": [_mesh(part) for part in plan.stages]} if plan.shares else {}),
         **({"order": plan.report["order"]} if "order" in plan.report else {}),
         **({"on_all_devices": _shared(plan, cost)} if plan.shared else {}),
         "busy_ns": list(cost.busy_ns),
