@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
 from ..work import CALL, ENTRY, spend
-from .kernels import Floats, min_plus
+from .kernels import Floats, Ints, min_plus
+
+_Table = TypeVar("_Table", Floats, Ints)
 
 _BLOCK = 1 << 21  # entries joined at once if the bucket is no product
 _PRODUCT = 1 << 13  # a product of fewer entries takes less time than to call it
@@ -147,8 +150,8 @@ class Join:
             yield index, a, b
 
 
-def spread(table: Floats, axes: tuple[int, ...], order: tuple[int, ...]) -> Floats:
-    """A view with the axes in `order`, of size 1 where the table lacks them."""
+def spread(table: _Table, axes: tuple[int, ...], order: tuple[int, ...]) -> _Table:
+    """A view with the axes in `order`, of size 1 where the table lacks them; any numbers may stand for axes."""
     turned = table.transpose([axes.index(a) for a in order if a in axes])
     return turned[tuple(slice(None) if a in axes else None for a in order)]
 

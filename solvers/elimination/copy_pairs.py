@@ -6,15 +6,17 @@ than another, in cost, use or any stream, is in no pair.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 
 import numpy as np
 
+from .bucket import spread
 from .factors import Factor
 from .kernels import Bools, Floats, Ints
 
 _PAIRS = 1 << 12  # of a variable; more are left apart
+_FIRST = _LAST = -1  # stands for a table's axis of streams or capacities, as variables do for the others
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +43,9 @@ def condensed(factors: Sequence[Factor], size: Mapping[int, int]) -> Condensed:
     met = {v for f in rest for v in f.scope}
     found = Condensed(rest, {v: n for v, n in size.items() if v in met})
     if fixed:
-        found.factors.append(_sum(fixed, (fixed[0].scope[0],)))
-        found.size[fixed[0].scope[0]] = 1
+        scope = fixed[0].scope
+        found.factors.append(_sum([replace(f, scope=scope) for f in fixed], scope))
+        found.size[scope[0]] = 1
     new = max(size, default=0) + 1
     for v in sorted(met):
         _replace(found, v, new + len(found.pairs))
@@ -77,29 +80,20 @@ def _replace(found: Condensed, v: int, new: int) -> None:
 
 
 def _sum(factors: Sequence[Factor], scope: tuple[int, ...]) -> Factor:
-    """One factor over `scope` in place of several over parts of it; variables of one option may be in none."""
-
-    def over(f: Factor, table: Floats | Ints, shape: tuple[int, ...]) -> Floats:
-        known = [u for u in f.scope if u in scope]
-        if not known:
-            return np.broadcast_to(table.reshape(-1)[0], shape)
-        axes = [f.scope.index(u) for u in scope if u in known]
-        dims = [table.shape[f.scope.index(u)] if u in known else 1 for u in scope]
-        return np.broadcast_to(table.transpose(axes).reshape(dims), shape)
-
-    dims = {u: n for f in factors for u, n in zip(f.scope, f.time.shape, strict=True)}
-    shape = tuple(dims[u] for u in scope)
+    """One factor over `scope` in place of several over parts of it, which have all its variables between them."""
+    size = {u: n for f in factors for u, n in zip(f.scope, f.time.shape, strict=True)}
+    shape = tuple(size[u] for u in scope)
     time = np.zeros(shape)
     use: Floats | None = None
     streams: dict[int, Ints] = {}
     for f in factors:
-        time = time + over(f, f.time, shape)
+        time += spread(f.time, f.scope, scope)
         if f.use is not None:
-            more = np.stack([over(f, f.use[..., r], shape) for r in range(f.use.shape[-1])], axis=-1)
-            use = more if use is None else use + more
+            use = np.zeros((*shape, f.use.shape[-1])) if use is None else use
+            use += spread(f.use, (*f.scope, _LAST), (*scope, _LAST))
         for w, table in f.streams:
-            added = np.stack([over(f, stream, shape) for stream in table]).astype(np.int64)
-            streams[w] = added if w not in streams else streams[w] + added
+            total = streams.setdefault(w, np.zeros((len(table), *shape), np.int64))
+            total += spread(table, (_FIRST, *f.scope), (_FIRST, *scope))
     return Factor(scope, time, use, streams=tuple(streams.items()))
 
 
