@@ -11,7 +11,8 @@
          (5) Σ_k n[c,k] = L_c                                                 ∀ c
              Σ_{k at i} n[c,k] = L_c x[v,i]                                   ∀ c, what it reads v, i
          (6) Σ_{k into a} n[c,k] - Σ_{k out of a} n[c,k] = x[b_L,a] - x[b_0,a]     ∀ c, a
-         (7) cycles that (6) allows besides the path b_0 → b_L are cut off as they appear
+         (7) cycles that (6) allows besides the path b_0 → b_L are cut off: those at one layout at first, others
+             as they appear
          (8) Σ e[f,k] y[f,k] ≤ τ, the transient memory, added to (4) for r = 0     ∀ switches, its tables f
          (9) Σ s[v,i,k] x[v,i] + Σ s[e,p,q,k] y[e,p,q] ≤ T_w, added to the cost     ∀ windows w, streams k
 
@@ -31,7 +32,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...formulation.network.network import Chain, Network
+from ...formulation.network.network import Chain, Network, WindowStreams
 from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor
 from ..elimination.kernels import Floats, Ints
@@ -61,7 +62,7 @@ def is_small(network: Network) -> bool:
 class CopyLabels:
     """The K labels of one copy of a chain: from layout `ends[0]` to `ends[1]`, `time` [K], `use` [K, R].
 
-    `reads`: what the chain reads, with the option [K] of each label.
+    `reads`: what the chain reads, with the option [K] of each label. `streams`: as in `Factor`, [streams, K].
     """
 
     first: int  # the variables b_0 and b_L
@@ -71,6 +72,7 @@ class CopyLabels:
     time: Ints
     use: Ints
     reads: Mapping[int, Ints]
+    streams: WindowStreams = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +124,30 @@ class CountedProgram:
         picks = {v: next(i for i, b in enumerate(xs) if value(b)) for v, xs in self.x.items()}
         return picks, [[value(n) for n in ns] for ns in self.counts]
 
-    def cut_cycles(self, value: Value) -> int:
-        """Add (7) for the cycles of a solution; returns how many rows were added."""
+    def cut_cycles(self, value: Value) -> list[tuple[int, frozenset[int]]]:
+        """Add (7) for the cycles of a solution; returns the chain and the layouts of each."""
         picks, counts = self.read(value)
-        before = len(self.rows)
-        for labels, ns, own in zip(self.chains, counts, self.counts, strict=True):
+        found = []
+        for c, (labels, ns) in enumerate(zip(self.chains, counts, strict=True)):
             _, missed = trail(picks[labels.first], labels.ends, ns)
-            arcs = list(zip(*labels.ends.tolist(), own, strict=True))
-            entering = [(-labels.length, n) for a, b, n in arcs if a not in missed and b in missed]
-            begins = [(-labels.length, x) for i, x in enumerate(self.x[labels.first]) if i in missed]
-            for a, b, n in arcs:
-                if a in missed and b in missed:  # labels within the layouts that the trail misses need one that enters
-                    self.at_most([(1, n), *entering, *begins], 0)
-        return len(self.rows) - before
+            parts: list[frozenset[int]] = []
+            for k in np.flatnonzero(ns).tolist():
+                if (arc := frozenset(labels.ends[:, k].tolist())) <= missed:
+                    met = [part for part in parts if part & arc]
+                    parts = [*(part for part in parts if not part & arc), arc.union(*met)]
+            found += [(c, part) for part in parts]
+        for c, part in found:
+            self.cut_off(c, part)
+        return found
+
+    def cut_off(self, c: int, layouts: frozenset[int]) -> None:
+        """Add (7): a chain has labels within these layouts only if one enters them, or it begins there."""
+        labels, own = self.chains[c], self.counts[c]
+        arcs = list(zip(*labels.ends.tolist(), own, strict=True))
+        within = [(1, n) for a, b, n in arcs if a in layouts and b in layouts]
+        entering = [(-labels.length, n) for a, b, n in arcs if a not in layouts and b in layouts]
+        begins = [(-labels.length, x) for i, x in enumerate(self.x[labels.first]) if i in layouts]
+        self.at_most([*within, *entering, *begins], 0)
 
 
 Run: TypeAlias = Callable[[CountedProgram, Search, Decode, int], bool]
@@ -164,7 +177,8 @@ def build(
         sums.loads[0].append((1, program.maximum(capacities[0], sums.extras.values())))  # (8)
     for window in sorted({w for w, _ in sums.streams}):
         own = [load for (w, _), load in sums.streams.items() if w == window]
-        program.cost[program.maximum(max(sum(ns for ns, _ in load) for load in own), own)] = 1  # (9)
+        most = max(sum(ns * program.upper[b] for ns, b in load) for load in own)
+        program.cost[program.maximum(most, own)] = 1  # (9)
     for load, capacity in zip(sums.loads, capacities, strict=True):
         program.at_most(load, capacity)  # (4)
     return program
@@ -195,16 +209,16 @@ class _Sums:
                 self.streams[place].append((int(ns), b))
 
 
-def _streams(f: Factor) -> tuple[list[tuple[int, int]], Floats]:
-    """The windows and streams [S] of a factor, with what it adds to them [..., S]."""
-    places = [(w, k) for w, table in f.streams for k in range(len(table))]
-    tables = [stream for _, table in f.streams for stream in table]
-    return places, np.stack(tables, axis=-1) if tables else np.zeros((*f.time.shape, 0))
+def _streams(of: WindowStreams, shape: tuple[int, ...]) -> tuple[list[tuple[int, int]], Floats]:
+    """The windows and streams [S] that tables of a shape add to, and what they add [..., S]."""
+    places = [(w, k) for w, table in of for k in range(len(table))]
+    tables = [stream for _, table in of for stream in table]
+    return places, np.stack(tables, axis=-1) if tables else np.zeros((*shape, 0))
 
 
 def _unary(program: CountedProgram, f: Factor, x: list[int], sums: _Sums) -> None:
     rows = None if f.rows is None else f.rows.tolist()
-    windows, streams = _streams(f)
+    windows, streams = _streams(f.streams, f.time.shape)
     for b, time, uses, ns in zip(x, f.time.tolist(), _uses(f).tolist(), streams.tolist(), strict=True):
         if time == np.inf:
             program.upper[b] = 0
@@ -219,6 +233,9 @@ def _count(program: CountedProgram, c: CopyLabels, size: Mapping[int, int], sums
     program.counts.append(ns)
     for n, time, uses in zip(ns, c.time.tolist(), c.use.tolist(), strict=True):
         sums.add(n, time, uses)
+    places, streams = _streams(c.streams, c.time.shape)
+    for n, added in zip(ns, streams.tolist(), strict=True):
+        sums.run(n, places, added)
     program.equal([(1, n) for n in ns], c.length)  # (5)
     for v, options in c.reads.items():
         for i, x in enumerate(program.x[v]):
@@ -230,6 +247,8 @@ def _count(program: CountedProgram, c: CopyLabels, size: Mapping[int, int], sums
             flow[b].append((1, n))
     for a in range(size[c.first]):
         program.equal([*flow[a], (-1, program.x[c.last][a]), (1, program.x[c.first][a])], 0)  # (6)
+    for a in np.unique(c.ends[0, c.ends[0] == c.ends[1]]).tolist():
+        program.cut_off(len(program.counts) - 1, frozenset({a}))
 
 
 def _uses(f: Factor) -> Ints:
@@ -240,7 +259,7 @@ def _uses(f: Factor) -> Ints:
 def _joint(program: CountedProgram, f: Factor, x: Sequence[list[int]], sums: _Sums) -> None:
     """Add a table over several variables; options of equal slices are one class."""
     extra = np.zeros(f.time.shape) if f.extra is None else f.extra
-    windows, streams = _streams(f)
+    windows, streams = _streams(f.streams, f.time.shape)
     table = np.concatenate([f.time[..., None], extra[..., None], streams, _uses(f)], axis=-1)
     classes = []
     for axis in range(len(f.scope)):
