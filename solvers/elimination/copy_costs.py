@@ -25,6 +25,7 @@ import numpy as np
 from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import Search
 from .circuit import Circuit, Weights
+from .copy_descent import descended
 from .copy_mixtures import Mixtures
 from .copy_program import solve_copy
 from .factors import Factor
@@ -279,8 +280,10 @@ class CopyCosts:
             if better:
                 known, best, at = replace(known, bound=value), point, np.array(price)
             found, use = cuts.add(slots)
-            if found < known.cost and all(u <= most for u, most in zip(use, limits, strict=True)):
-                better, known = True, replace(known, cost=found, options=relaxed.decode(slots))
+            if found < inf and all(u <= most for u, most in zip(use, limits, strict=True)):
+                cost, options = descended(part, relaxed.decode(slots))
+                if cost < known.cost:
+                    better, known = True, replace(known, cost=cost, options=options)
             target, upper = cuts.highest(0.0)
             if known.cost - known.bound <= gap or upper - known.bound <= _LITTLE * gap:
                 break

@@ -41,13 +41,19 @@ def offer_descended(circuit: Circuit, assignment: Sequence[int], search: Search)
 
     The circuit has its factors unpriced, with their streams, and the options of the assignment.
     """
-    descent = _Descent(circuit, assignment)
-    if descent.cost == inf or not descent.descended():
+    cost, found = descended(circuit, assignment)
+    if found == tuple(assignment) or cost == inf:
         return None
-    found = descent.assignment
-    if search.better(int(descent.cost) + circuit.network.constant):
+    if search.better(int(cost) + circuit.network.constant):
         search.offer(found)
     return found
+
+
+def descended(circuit: Circuit, assignment: Sequence[int]) -> tuple[float, tuple[int, ...]]:
+    """What changes of single options make of an assignment, if it is permitted, and its cost without the constant."""
+    descent = _Descent(circuit, assignment)
+    found = descent.assignment if descent.cost < inf and descent.descended() else tuple(assignment)
+    return descent.cost, found
 
 
 class _Descent:
