@@ -1,52 +1,58 @@
 """How many copies of a chain take each mode and pass each pair of layouts, at several prices of memory at once.
 
 At any price λ_j, a copy in mode m between layouts b and b' costs at least F_j[m, b, b'], and what is outside of chains
-at least O_j[o], o being its own modes and the layouts at the ends of chains. Every solution costs at least what the
-dearest price says, so that a program with a column for every such entry bounds them all:
+at least Σ_t O_j,t[o], o being the layouts at the ends of chains and what else its tables t are over
+(`copy_outside.py`). Every solution costs at least what the dearest price says, so that a program with a column for
+every entry bounds them all:
 
-    min θ   s.t.  θ ≥ Σ F_j[k] n[k] + Σ O_j[o] y[o] - λ_j M   ∀ j,      n, y as n, x of `counted.py`          (ns)
+    min θ   s.t.  θ ≥ Σ F_j[k] n[k] + Σ O_j,t[e] y[t,e] - λ_j M   ∀ j,     n, y as in `counted.py`            (ns)
 
-Unlike prices alone, it knows that layers are whole. The entries that its solution meets are raised (`copy_costs.py`) at
-the price that says most of them; once they are, the labels found (`copy_mixtures.py`) tell at which price these numbers
-of entries would cost most, and that one is added.
+Unlike prices alone, it knows that layers are whole. It has no columns for entries through which every solution costs
+more than `reach`, as a price says; `reach` is lower where these are too many, and the bound, too.
+
+The entries that its solution meets are raised (`copy_costs.py`) at the price that says most of them; once they are, the
+labels found (`copy_mixtures.py`) tell at which price these numbers of entries would cost most, and that one is added.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil, fsum, inf, prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, fsum, inf
+from operator import mul
 
 import numpy as np
 
+from ...formulation.network.network import Chain
 from ..decomposition.counted import CopyLabels, build, trail
 from ..decomposition.counted_linear import linear, unit_of
 from ..protocol import Search
-from ..wide.highs import near_best
+from ..wide.highs import End, near_best
 from ..wide.integer import HIDDEN
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
 from .copy_costs import CopyCosts, put
 from .copy_mixtures import Mixtures
+from .copy_outside import Outside
 from .factors import Factor
-from .kernels import Floats
+from .kernels import Bools, Floats
 from .memory_price import LP_SECONDS
-from .order import TooWideError, arrange
+from .order import TooWideError
 from .transient_relaxation import Groups
 from .window_relaxation import WindowPrice
 
-_COLUMNS, _ENTRIES = 1 << 11, 1 << 14  # of a program, and of what is outside
-_CYCLES = 4  # after which a program is given up
+_COLUMNS = 1 << 11  # of a program
+_CYCLES = 12  # after which a program is given up
 _ROUNDED = 1.0  # ns
 _NODES, _SECONDS, _GAP = 2000, 5.0, 1e-5  # of a program
 _COLUMN = 1e-4  # seconds for each, and price
-_SWITCHES = 2  # outside of chains, whose modes are told apart
 _PRICES = 12
 _SECOND = 0.7  # of the first price: the second; at both, copies are also solved in modes that the bound does not need
 _STEP = 1.6  # farthest from all prices before, as a ratio
 _OF_GAP = 0.05  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
-_TIMES, _MORE = 2.0, 3.0  # times the work for pricing, plus seconds
+_TIMES, _MORE = 2.0, 20.0  # times the work for pricing, plus seconds
 
-_Outside = tuple[int, ...]
+_Picks = Mapping[int, int]
+"""The option of every variable that is kept of what is outside."""
 _Met = Sequence[Counter[tuple[int, ...]]]
 """For each chain how many of its copies take an entry (mode, ends...) of its table."""
 
@@ -65,28 +71,29 @@ def raise_counts(circuit: Circuit, found: WindowPrice, groups: Groups, search: S
         return False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Cut:
-    """At a price: the costs of copies, what is outside [kept...], priced, and what capacities subtract."""
+    """At a price: the costs of copies, the tables of what is outside, and what capacities subtract.
+
+    `least`: what any solution costs at least through every entry of these, outside first; None: to be computed anew.
+    """
 
     copies: CopyCosts
-    outside: Floats
+    outside: list[Floats]
     paid: float
-
-    def says(self, met: _Met, outside: _Outside) -> float:
-        """What the price says of numbers of entries."""
-        tables = zip(self.copies.tables, met, strict=True)
-        costs = (n * float(table[entry]) for table, own in tables for entry, n in own.items())
-        return fsum([*costs, float(self.outside[outside]), -self.paid])
+    least: list[Floats] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fewest:
-    """A lower bound, and the entries, walked in the order of copies, and what is outside that it is of."""
+    """A lower bound of the solutions of cost up to `reach`, and the entries, walked in the order of copies, and the
+    options outside that it is of.
+    """
 
     bound: float
+    reach: int
     walks: tuple[tuple[tuple[int, ...], ...], ...]
-    outside: _Outside
+    outside: _Picks
 
     @property
     def met(self) -> _Met:
@@ -94,15 +101,17 @@ class _Fewest:
 
 
 class _Counting:
-    """The prices so far, and the solutions found; `kept`: the variables that tell what is outside apart."""
+    """The prices so far, and the solutions found."""
 
     def __init__(self, circuit: Circuit, found: WindowPrice, groups: Groups, search: Search, reach: int) -> None:
         self.circuit, self.found, self.groups, self.search, self.reach = circuit, found, groups, search, reach
         self.mixtures = found.mixtures or Mixtures(search.network)
         self.capacities = np.array(circuit.network.capacities, np.float64)
         self.starts = dict[int, Floats]()
-        self.kept: tuple[int, ...] = ()
+        inside = circuit.below(circuit.copies)
+        self.outside = Outside(circuit, [f for slot, f in enumerate(circuit.factors) if slot not in inside])
         self.cuts: list[_Cut] = []
+        self.cycles: list[tuple[int, frozenset[int]]] = []  # that programs had
         self.most_work = search.work * (1 + _TIMES) + _MORE
         self.close = _OF_GAP * search.limits.gap * max(1.0, abs(found.price.value))
 
@@ -113,10 +122,10 @@ class _Counting:
             fewest = self._fewest()
             if fewest is None:
                 return len(self.cuts) > 1
-            search.raise_bound(min(self.reach + 1, self.circuit.network.constant + ceil(fewest.bound)))
+            search.raise_bound(min(fewest.reach + 1, self.circuit.network.constant + ceil(fewest.bound)))
             if search.done:
                 break
-            at = max(self.cuts, key=lambda cut: cut.says(fewest.met, fewest.outside))
+            at = max(self.cuts, key=lambda cut: self._says(cut, fewest))
             if self._raise(at, fewest):
                 continue
             price, upper = self._dearest(fewest)
@@ -134,10 +143,17 @@ class _Counting:
         rows = self.circuit.exact_price(price.tolist())
         args = self.circuit, rows, self.found.weights, self.search, self.reach
         copies = CopyCosts(*args, groups=self.groups, region=None, starts=self.starts)
-        self.kept, outside = _outside_of(self.circuit, copies.rest, rows)
         paid = fsum(p * c for p, c in zip(rows, self.capacities, strict=True))
-        self.cuts.append(_Cut(copies, outside, paid))
+        self.cuts.append(_Cut(copies, self.outside.tables(copies.rest, rows), paid))
         return self.cuts[-1]
+
+    def _says(self, cut: _Cut, fewest: _Fewest) -> float:
+        """What a price says of numbers of entries."""
+        tables = zip(cut.copies.tables, fewest.met, strict=True)
+        costs = [n * float(table[entry]) for table, met in tables for entry, n in met.items()]
+        for scope, table in zip(self.outside.scopes, cut.outside, strict=True):
+            costs.append(float(table[tuple(fewest.outside[v] for v in scope)]))
+        return fsum([*costs, -cut.paid])
 
     def _raise(self, cut: _Cut, fewest: _Fewest) -> bool:
         """Raise the entries met at a price, and offer solutions of them; False if they were raised before."""
@@ -150,13 +166,14 @@ class _Counting:
         for place in dict.fromkeys([*met, *more]):
             if place not in copies.known and copies.tables[place[0]][place[1]] < inf and not self.search.done:
                 copies.raise_entry(place, gap)
+                cut.least = None
         self._offer(cut, fewest)
         return True
 
     def _offer(self, cut: _Cut, fewest: _Fewest) -> None:
         """Offer the solution of entries met, as found at a price, and mixtures with what else was found there."""
         circuit, known = self.circuit, cut.copies.known
-        picks = list(self._outside(cut, fewest.outside))
+        picks = list(self.outside.decode(cut.copies.rest, cut.copies.price, fewest.outside))
         others = []
         for c, (chain, walk) in enumerate(zip(circuit.network.chains, fewest.walks, strict=True)):
             for i, (copy, entry) in enumerate(zip(chain.copies, walk, strict=True)):
@@ -175,17 +192,6 @@ class _Counting:
             if put(other, copy, found):
                 self.mixtures.add(other)
         self.mixtures.offer_best(self.search)
-
-    def _outside(self, cut: _Cut, outside: _Outside) -> tuple[int, ...]:
-        """An assignment whose variables outside of chains are the best ones there at a price."""
-        circuit = self.circuit
-        outline = replace(circuit.network, chains=(), windows=())
-        only = [
-            Factor((v,), np.where(np.arange(n) == x, 0.0, inf), None)
-            for v, n, x in zip(self.kept, cut.outside.shape, outside, strict=True)
-        ]
-        found = arrange(outline, [*cut.copies.rest, *only], circuit.domain, circuit.kept)
-        return found.decode(found.forward(found.tables(1, cut.copies.price), self.search.until))
 
     def _dearest(self, fewest: _Fewest) -> tuple[Floats, float]:
         """The price at which numbers of entries cost most as far as solutions are known, and that cost."""
@@ -243,82 +249,128 @@ class _Counting:
                     of[entry].append(line(x.time, x.use, x.extra, copy))
             found += of.values()
         variables = self.mixtures.outside.variables
-        at = [variables.index(v) for v in self.kept]
+        at, met = [variables.index(v) for v in fewest.outside], tuple(fewest.outside.values())
         of_outside = [
             line(x.time, x.use, x.extra, variables)
             for x in self.mixtures.of_outside.values()
-            if circuit.places(self.kept, [x.options[k] for k in at]) == fewest.outside
+            if circuit.places(fewest.outside, [x.options[k] for k in at]) == met
         ]
         return [*found, of_outside]
 
+    def _least(self) -> list[Floats]:
+        """What any solution costs at least through every entry of the tables outside, then of the chains'."""
+        for cut in self.cuts:
+            if cut.least is None:
+                cut.least = self._least_at(cut)
+        return [np.max(own, axis=0) for own in zip(*(cut.least or [] for cut in self.cuts), strict=True)]
+
+    def _least_at(self, cut: _Cut) -> list[Floats]:
+        """The same, as one price says."""
+        copies, whole = cut.copies, self.circuit.network.constant - cut.paid
+        best = [table.min(axis=0) for table in copies.tables]
+        through, around = self.outside.least_totals(copies.rest, best, copies.price)
+        for table, least, total in zip(copies.tables, best, around, strict=True):
+            more = np.subtract(table, least, out=np.full(table.shape, inf), where=np.isfinite(table))
+            through.append(total + more)
+        largest = max(abs(float(table.min())) for table in through)
+        if largest == inf:  # there is no solution
+            return through
+        margin = 8 * self.circuit.rounding(copies.price, largest) + _ROUNDED
+        return [table + (whole - margin) for table in through]
+
     def _fewest(self) -> _Fewest | None:
-        """The bound of all prices; None if the program would be too large, or has no solution, or none of walks."""
-        chains, cuts = self.circuit.network.chains, self.cuts
-        tables = [[cut.copies.tables[c] for cut in cuts] for c in range(len(chains))]
-        columns = [np.argwhere(np.isfinite(own).all(axis=0)) for own in tables]
-        outside = np.argwhere(np.isfinite([cut.outside for cut in cuts]).all(axis=0))
-        if len(outside) + sum(map(len, columns)) > _COLUMNS:
+        """The bound of all prices; None if no solution is left, or the program would be too large, or ends without one
+        of walks."""
+        return self._counted() if len(self.cuts) > 1 else self._at(self.cuts[0])
+
+    def _at(self, cut: _Cut) -> _Fewest | None:
+        """The bound of one price, which needs no program."""
+        copies, circuit = cut.copies, self.circuit
+        tables = [table.min(axis=0) for table in copies.tables]
+        total, assignment = self.outside.best(copies.rest, tables, copies.price)
+        if total == inf:
+            self.search.raise_bound(self.reach + 1)
             return None
-        size = dict(zip(self.kept, cuts[0].outside.shape, strict=True))
-        chosen, labels = len(self.circuit.network.variables), []
-        ends = dict.fromkeys(v for c in chains for v in (c.boundaries[0], c.boundaries[-1], *c.reads))
-        factors = [Factor((chosen,), np.zeros(len(outside)), None)]
-        for v in ends:
-            taken = outside[:, self.kept.index(v)][:, None] == np.arange(size[v])
-            factors.append(Factor((chosen, v), np.where(taken, 0.0, inf), None))
-        for chain, own in zip(chains, columns, strict=True):
-            reads, none = dict(zip(chain.reads, own.T[3:], strict=True)), np.zeros((len(own), 1), np.int64)
-            first, last = chain.boundaries[0], chain.boundaries[-1]
-            labels.append(CopyLabels(first, last, len(chain), own.T[1:3], none[:, 0], use=none[:, :0], reads=reads))
-        program = build(factors, {v: size[v] for v in ends} | {chosen: len(outside)}, (), labels)
-        says = [np.floor([cut.outside[tuple(outside.T)] - cut.paid for cut in cuts])]
-        says += [np.floor([t[tuple(at.T)] for t in own]) for own, at in zip(tables, columns, strict=True)]
-        shifts = [min(0.0, float(own.min(initial=0.0))) for own in says]  # θ is at least 0
-        amounts = np.concatenate([own - least for own, least in zip(says, shifts, strict=True)], axis=1)
-        numbers = [n for ns in (program.x[chosen], *program.counts) for n in ns]
-        sums = [[*zip(own, numbers, strict=True)] for own in amounts.astype(np.int64).tolist()]
-        many = [1, *map(len, chains)]
-        shift = fsum(n * least for n, least in zip(many, shifts, strict=True))
-        largest = fsum(n * float(own.max(initial=0.0)) for n, own in zip(many, says, strict=True)) - shift
-        program.cost[program.maximum(ceil(largest), sums)] = 1
+        walks = []
+        for chain, table in zip(circuit.network.chains, copies.tables, strict=True):
+            around = map(chain.around, range(len(chain)))
+            ends = [circuit.places(own, [assignment[v] for v in own]) for own in around]
+            walks.append(tuple((int(np.argmin([mode[own] for mode in table])), *own) for own in ends))
+        kept = self.outside.size
+        picks = dict(zip(kept, circuit.places(kept, [assignment[v] for v in kept]), strict=True))
+        margin = 8 * circuit.rounding(copies.price, abs(total) + cut.paid) + _ROUNDED
+        return _Fewest(total - cut.paid - margin, self.reach, tuple(walks), picks)
+
+    def _counted(self) -> _Fewest | None:
+        """The bound of all prices, by a program."""
+        chains, cuts, outside = self.circuit.network.chains, self.cuts, self.outside
+        least = self._least()
+        reach = _within(least, min(self.reach, self.search.ceiling - 1))
+        if reach < self.search.bound:
+            return None
+        says = [np.array(own) for own in zip(*((*cut.outside, *cut.copies.tables) for cut in cuts), strict=True)]
+        entries = [_Entries(own, table <= reach) for own, table in zip(says, least, strict=True)]
+        paid = np.array([[-cut.paid] for cut in cuts]) + np.zeros(outside.size[outside.anchor])  # of every solution
+        tables, inside = [_Entries(paid, paid[0] < inf), *entries[: -len(chains)]], entries[-len(chains) :]
+        scopes = [(outside.anchor,), *outside.scopes]
+        factors = [
+            Factor(scope, np.where(own.left, 0.0, inf), None, streams=((0, own.amounts),))
+            for scope, own in zip(scopes, tables, strict=True)
+        ]
+        labels = [own.of_chain(chain) for chain, own in zip(chains, inside, strict=True)]
+        program = build(factors, outside.size, (), labels)
+        shift = fsum([*(own.shift for own in tables), *map(mul, map(len, chains), (own.shift for own in inside))])
+        for c, layouts in self.cycles:
+            program.cut_off(c, layouts)
         spend(_COLUMN * len(program.upper) * len(cuts))
         scale = unit_of(program)
         for _ in range(_CYCLES):
             outcome = near_best(linear(program, scale, whole=True), _GAP, _NODES, min(self.search.left, _SECONDS))
+            if outcome.end is End.INFEASIBLE:
+                self.search.raise_bound(reach + 1)
             if outcome.point is None or outcome.bound == -inf:  # points are found before the first bound
                 return None
             value = np.round(outcome.point).astype(np.int64).tolist().__getitem__
-            if not program.cut_cycles(value):
+            self.cycles += (cycles := program.cut_cycles(value))
+            if not cycles:
                 picks, counts = program.read(value)
                 walks = []
-                for own, of, ns in zip(columns, labels, counts, strict=True):
+                for of, own, ns in zip(labels, inside, counts, strict=True):
                     walk, _ = trail(picks[of.first], of.ends, ns)
-                    walks.append(tuple(tuple(own[k].tolist()) for k in walk))
+                    walks.append(tuple(tuple(own.places[:, k].tolist()) for k in walk))
                 bound = (outcome.bound - HIDDEN * len(program.upper)) * scale + shift - _ROUNDED
-                return _Fewest(bound, tuple(walks), tuple(outside[picks[chosen]].tolist()))
+                return _Fewest(bound, reach, tuple(walks), picks)
         return None
 
 
-def _outside_of(circuit: Circuit, rest: Sequence[Factor], price: tuple[float, ...]) -> tuple[tuple[int, ...], Floats]:
-    """The ends of chains, what these read and modes outside; what all else outside costs with each of these, priced."""
-    chains, network = circuit.network.chains, circuit.network
-    met = {v for f in rest for v in f.scope}
-    ends = {v for c in chains for v in (c.boundaries[0], c.boundaries[-1], *c.reads)}
-    modes = {s.variable for s in network.switches} & met
-    kept = tuple(sorted(ends | (modes if len(modes) <= _SWITCHES else set())))
-    dims = tuple(len(circuit.kept[circuit.domain[v]]) for v in kept)
-    if prod(dims) > _ENTRIES:
-        raise TooWideError(f"{prod(dims)} entries of what is outside of chains")
-    block = frozenset(met) - {*kept}
-    outline = replace(network, chains=(), windows=())
-    found = arrange(outline, rest, circuit.domain, circuit.kept, blocks=(block,) if block else ())
-    parts = [(f.scope, f.priced(1, price)) for f in rest if block.isdisjoint(f.scope)]
-    if block:
-        slots = found.forward(found.tables(1, price))
-        parts.append((found.bucket(found.blocks[0]).kept, slots[found.blocks[0]]))
-    total = np.zeros(dims)
-    for scope, table in parts:
-        order = sorted(range(len(scope)), key=scope.__getitem__)
-        shape = [n if v in scope else 1 for v, n in zip(kept, dims, strict=True)]
-        total = total + table.transpose(order).reshape(shape)
-    return kept, total
+class _Entries:
+    """The entries `left` of a table, and what they add at each price to what that says, less the least, `shift`."""
+
+    def __init__(self, tables: Floats, left: Bools) -> None:
+        self.left, self.places = left, np.argwhere(left).T
+        whole = np.floor(np.where(left, tables, 0.0))
+        self.shift = min(0.0, float(whole.min(initial=0.0)))
+        self.amounts = np.where(left, whole - self.shift, 0.0).astype(np.int64)
+
+    def of_chain(self, chain: Chain) -> CopyLabels:
+        """The labels of copies that take these entries, each a mode and what is around a copy."""
+        _, first, last, *reads = self.places
+        none = np.zeros((len(first), 0), np.int64)
+        return CopyLabels(
+            chain.boundaries[0],
+            chain.boundaries[-1],
+            len(chain),
+            np.array([first, last]),
+            none.sum(axis=1),
+            use=none,
+            reads=dict(zip(chain.reads, reads, strict=True)),
+            streams=((0, self.amounts[:, self.left]),),
+        )
+
+
+def _within(least: Sequence[Floats], reach: int) -> int:
+    """The largest reach, up to a given one, for which a program has columns for all entries of least costs up to it."""
+    costs = np.concatenate([table.ravel() for table in least])
+    if np.count_nonzero(costs <= reach) <= _COLUMNS:
+        return reach
+    return floor(float(np.partition(costs, _COLUMNS)[_COLUMNS])) - 1

@@ -9,7 +9,7 @@ from math import inf, prod
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from partita.formulation.network.chains import Position, find_chains
@@ -36,7 +36,6 @@ from partita.solvers.decomposition.counted import build
 from partita.solvers.elimination import copy_program, segment_lists, transient_memory, window_relaxation
 from partita.solvers.elimination.circuit import Circuit
 from partita.solvers.elimination.copy_costs import raise_copies
-from partita.solvers.elimination.copy_counts import raise_counts
 from partita.solvers.elimination.copy_mixtures import Mixtures
 from partita.solvers.elimination.copy_program import solve_copy
 from partita.solvers.elimination.longest_streams import without_shorter_streams
@@ -742,35 +741,3 @@ def test_too_many_windows_in_a_segment_are_refused_before_their_ways_are_listed(
         assert tracemalloc.get_traced_memory()[1] < 1 << 20  # ways: 2^18
     finally:
         tracemalloc.stop()
-
-
-@settings(max_examples=example_count(60, every=15), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(st.integers(0, 10**6))
-@example(3141)  # of negative costs
-def test_counts_of_copies_at_several_prices_bound_the_optimum(make_network, truth, seed: int) -> None:
-    network = found(make_network, seed, seed % 3, binds=True)
-    assume(network.chains and network.capacities)
-    search, counted = counted_at_prices(network)
-    assume(counted)
-    best = truth(network)
-    assert best is not None or search.objective is None
-    assert best is None or search.bound <= best <= (search.objective or INFINITE)
-
-
-def counted_at_prices(network: Network) -> tuple[Search, bool]:
-    """A search after prices and counts of copies, and whether these apply."""
-    groups, search = groups_of(network), Search(network, Limits(), "counts")
-    circuit = compile_network(network)
-    relaxed = relax_transient(circuit, groups) if groups else transient_memory._without_extra(circuit)
-    priced = price_windows(relaxed, Search(network, Limits(), "prices"))
-    return search, priced is not None and raise_counts(relaxed, priced, groups, search, relaxed.max_cost)
-
-
-def test_counts_know_that_layers_are_whole() -> None:
-    """Of six layers four have to be recomputed, a fraction less by the price of memory."""
-    network = layers_in_two_modes(60)
-    search, counted = counted_at_prices(network)
-    prices = Search(network, Limits(), "prices")
-    assert price_windows(relax_transient(compile_network(network), groups_of(network)), prices) is not None
-    assert counted
-    assert prices.bound < 400 < search.bound <= 420 == search.objective

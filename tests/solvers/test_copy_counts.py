@@ -1,0 +1,151 @@
+"""Counts of copies at several prices, and what is outside of chains, against brute force."""
+
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from partita.formulation.network.checks import check_network
+from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
+from partita.solvers.elimination import copy_counts, copy_outside, transient_memory
+from partita.solvers.elimination.copy_counts import raise_counts
+from partita.solvers.elimination.copy_outside import Outside
+from partita.solvers.elimination.order import compile_network
+from partita.solvers.elimination.transient_relaxation import groups_of, relax_transient
+from partita.solvers.elimination.window_relaxation import price_windows
+from partita.solvers.protocol import Limits, Search
+
+from ..levels import example_count
+from .test_windows import found, layers_in_two_modes, picks, windowed
+
+
+def counted_at_prices(network: Network) -> tuple[Search, bool]:
+    """A search after prices and counts of copies, and whether these apply."""
+    groups, search = groups_of(network), Search(network, Limits(), "counts")
+    circuit = compile_network(network)
+    relaxed = relax_transient(circuit, groups) if groups else transient_memory._without_extra(circuit)
+    priced = price_windows(relaxed, Search(network, Limits(), "prices"))
+    return search, priced is not None and raise_counts(relaxed, priced, groups, search, relaxed.max_cost)
+
+
+@settings(max_examples=example_count(60, every=15), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.integers(0, 10**6))
+@example(3141)  # of negative costs
+def test_counts_of_copies_at_several_prices_bound_the_optimum(make_network, truth, seed: int) -> None:
+    network = found(make_network, seed, seed % 3, binds=True)
+    assume(network.chains and network.capacities)
+    search, counted = counted_at_prices(network)
+    assume(counted)
+    best = truth(network)
+    assert best is not None or search.objective is None
+    assert best is None or search.bound <= best <= (search.objective or INFINITE)
+
+
+def encoder_and_decoder(seed: int) -> Network:
+    """Two chains of two layers, which an embedding joins at three ends; the second reads what the first computes."""
+    rng = np.random.default_rng(seed)
+    variables: list[Variable] = []
+    edges: list[Edge] = []
+
+    def add(n: int, name: str, free: bool = False) -> int:
+        cost, use = (rng.integers(0, most, n) * (not free) for most in (20, 9))
+        variables.append(Variable(name, cost, use[:, None]))
+        return len(variables) - 1
+
+    def table(u: int, v: int) -> np.ndarray:
+        shape = len(variables[u].cost), len(variables[v].cost)
+        return np.where(rng.random(shape) < 0.1, INFINITE, rng.integers(0, 20, shape))
+
+    def chain(reads: tuple[int, ...]) -> Chain:
+        ends, inner = [add(2, "first"), add(2, "b", free=True), add(2, "last")], add(2, "x")
+        variables.append(variables[inner])
+        ways = table(ends[0], inner), table(inner, ends[0])
+        for i, x in enumerate((inner, inner + 1)):
+            edges.extend((Edge(ends[i], x, ways[0]), Edge(x, ends[i + 1], ways[1])))
+        for v in reads:
+            way = table(v, inner)
+            edges.extend(Edge(v, x, way) for x in (inner, inner + 1))
+        return Chain(tuple(ends), ((inner,), (inner + 1,)), reads)
+
+    embedding, output = add(3, "embedding"), add(2, "output")
+    first = chain(())
+    second = chain((output,))
+    ends = (first.boundaries[0], second.boundaries[0], second.boundaries[-1])
+    for u, v in ((first.boundaries[-1], output), *((embedding, v) for v in ends)):
+        edges.append(Edge(u, v, table(u, v)))
+    network = windowed(Network(tuple(variables), tuple(edges), (0,), 3, (first, second)), seed)
+    check_network(network)
+    return Network(
+        network.variables,
+        network.edges,
+        evaluate(network, picks(network, seed)).use,
+        network.constant,
+        network.chains,
+        windows=network.windows,
+    )
+
+
+@pytest.mark.parametrize(("entries", "columns"), [(1 << 11, 1 << 11), (1, 1 << 11), (1, 30)])
+def test_counts_of_two_chains_bound_the_optimum(
+    truth, monkeypatch: pytest.MonkeyPatch, entries: int, columns: int
+) -> None:
+    """Also where hubs are left outside, and where a program has only the entries of the cheapest solutions."""
+    monkeypatch.setattr(copy_outside, "_ENTRIES", entries)
+    monkeypatch.setattr(copy_counts, "_COLUMNS", columns)
+    raised = 0
+    for seed in range(example_count(60, every=30)):
+        network = encoder_and_decoder(seed)
+        search, counted = counted_at_prices(network)
+        best = truth(network)
+        assert best is None or search.bound <= best <= (search.objective or INFINITE)
+        raised += counted and best is not None and search.bound > best * 0.9
+    assert raised
+
+
+@pytest.mark.parametrize("entries", [1, 8, 1 << 11])
+def test_tables_outside_of_chains_are_the_least_of_what_is_eliminated(monkeypatch, entries: int) -> None:
+    monkeypatch.setattr(copy_outside, "_ENTRIES", entries)
+    for seed in range(3):
+        network = encoder_and_decoder(seed)
+        circuit = compile_network(network)
+        inside = circuit.below(circuit.copies)
+        rest = [f for slot, f in enumerate(circuit.factors) if slot not in inside]
+        outside = Outside(circuit, rest)
+        tables = outside.tables(rest, (0.5,))
+        met = sorted({v for f in rest for v in f.scope})
+        least: dict[tuple[int, ...], float] = {}
+        for options in product(*(range(len(network.variables[v].cost)) for v in met)):
+            at = dict(zip(met, options, strict=True))
+            total = sum(float(f.priced(1, (0.5,))[tuple(at[v] for v in f.scope)]) for f in rest)
+            key = tuple(at[v] for v in outside.size)
+            least[key] = min(total, least.get(key, inf))
+        for key, total in least.items():
+            at = dict(zip(outside.size, key, strict=True))
+            parts = zip(outside.scopes, tables, strict=True)
+            assert sum(float(table[tuple(at[v] for v in scope)]) for scope, table in parts) == total
+
+
+def test_a_hub_is_left_where_its_tables_are_far_smaller_than_one_of_all_ends() -> None:
+    """Four ends of 30 options each would be 810,000 entries together, and are 30 x 30 each beside the hub."""
+    none, n = np.zeros((30, 0), np.int64), 30
+    variables = [Variable("v", np.arange(n), none) for _ in range(7)]
+    chains = tuple(Chain((2 * c, 2 * c + 1), ((),)) for c in range(2))
+    edges = tuple(Edge(u, v, np.add.outer(np.arange(n), np.arange(n))) for u, v in ((6, 0), (6, 1), (5, 2), (6, 5)))
+    circuit = compile_network(Network(tuple(variables), (*edges, Edge(6, 3, edges[0].cost)), chains=chains))
+    inside = circuit.below(circuit.copies)
+    outside = Outside(circuit, [f for slot, f in enumerate(circuit.factors) if slot not in inside])
+    assert set(outside.size) == {0, 1, 2, 3, 6}
+    assert max(prod(outside.size[v] for v in scope) for scope in outside.scopes) == n * n
+
+
+def test_counts_know_that_layers_are_whole() -> None:
+    """Of six layers four have to be recomputed, a fraction less by the price of memory."""
+    network = layers_in_two_modes(60)
+    search, counted = counted_at_prices(network)
+    prices = Search(network, Limits(), "prices")
+    assert price_windows(relax_transient(compile_network(network), groups_of(network)), prices) is not None
+    assert counted
+    assert prices.bound < 400 < search.bound <= 420 == search.objective
