@@ -71,6 +71,7 @@ WAYS = (
     Way("interleaved", 2, _pipeline("interleaved", chunks=2)),
     Way("zero-bubble", 2, _pipeline("zero-bubble")),
     Way("interlaced", 2, _pipeline("interlaced")),
+    Way("Chimera", 2, _pipeline("chimera")),
 )
 
 

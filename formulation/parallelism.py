@@ -20,7 +20,7 @@ class Role(StrEnum):
 
     `DATA` samples; `SHARD` too, and the weights that are stored there in shards if the other data ranks have copies;
     `EXPERT` samples, and of experts' weights the experts; `CONTEXT` positions of a sequence; `TENSOR` matrices and
-    heads; `FREE` anything.
+    heads; `FREE` anything. `DIRECTION` samples, at different times: ranks exchange nothing before gradients are summed.
     """
 
     DATA = "data"
@@ -29,10 +29,11 @@ class Role(StrEnum):
     CONTEXT = "context"
     TENSOR = "tensor"
     FREE = "free"
+    DIRECTION = "direction"
 
     @property
     def splits_samples(self) -> bool:
-        return self in (Role.DATA, Role.SHARD, Role.EXPERT)
+        return self in (Role.DATA, Role.SHARD, Role.EXPERT, Role.DIRECTION)
 
 
 ZERO = range(4)
@@ -135,8 +136,13 @@ class Parallelism:
         """Sizes of the mesh's axes; of a single device (1,)."""
         return tuple(size for _, size in self.axes(devices)) or (1,)
 
-    def roles(self, sizes: tuple[int, ...]) -> tuple[Role, ...]:
-        """What every axis of a mesh may divide; anything if the mesh is not the one of these sizes."""
+    def roles(self, sizes: tuple[int, ...], both_ways: bool = False) -> tuple[Role, ...]:
+        """What every axis of a mesh may divide; anything if the mesh is not the one of these sizes.
+
+        `both_ways`: the first axis is that of the directions of a pipeline.
+        """
+        if both_ways:
+            return Role.DIRECTION, *self.roles(sizes[1:])
         if self.fixes_axes:
             found = self._axes(prod(sizes)) or ()
             if found and tuple(size for _, size in found) == sizes:

@@ -343,6 +343,11 @@ class SearchSpace:
         """True if no schedule is named, or all are, so that others than those that the words stand for may be tried."""
         return self.chunks == 1 and not {"auto", "all"}.isdisjoint(word.strip() for word in self.schedule.split(","))
 
+    @property
+    def wants_all_schedules(self) -> bool:
+        """True if all schedules are asked for."""
+        return self.leaves_schedule_open and "all" in (word.strip() for word in self.schedule.split(","))
+
     def each_schedule(self) -> tuple[SearchSpace, ...]:
         """This space with each of its schedules."""
         return tuple(replace(self, schedule=name, chunks=chunks) for name, chunks in self.schedules)

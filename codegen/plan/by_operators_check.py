@@ -1,4 +1,4 @@
-"""Checks of pipelines whose programs are written operator by operator: interlaced and repeated ones."""
+"""Checks of pipelines whose programs are written operator by operator: interlaced, repeated and two-way ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def cut(plan: Plan) -> Stage:
 
 
 def check_by_operators(plan: PipelinePlan) -> None:
-    """PartitaError unless what all devices share, and what passes hand on, fits the stages."""
+    """PartitaError unless what devices share and passes hand on fits the stages, and directions never wait."""
     _check_shared(plan)
     _check_passes(plan)
+    _check_directions(plan)
 
 
 def _check_shared(plan: PipelinePlan) -> None:
@@ -70,6 +71,27 @@ def _check_passes(plan: PipelinePlan) -> None:
             if part.choices[index].output != handover(part.graph, index, part.placement.sizes):
                 name, layout = part.graph.nodes[index]["peer"], " ".join(layout_words(part, index))
                 raise PartitaError(f"stage {number}: a pass hands {name!r} to the next as {layout}, not by samples")
+
+
+def _check_directions(plan: PipelinePlan) -> None:
+    """The devices of a stage have halves of each micro-batch, and exchange nothing before gradients are summed."""
+    if plan.schedule.directions == 1:
+        return
+    direction = plan.schedule.direction_row(plan.row)
+    for number, part in enumerate(plan.stages):
+        if part.placement.matrix[0] != direction:
+            raise PartitaError(f"stage {number}: the first axis of its mesh is not that of both directions")
+        for index, choice in enumerate(part.choices):
+            node, known = part.graph.nodes[index], classes(part.graph)
+            stored = node.op == "parameter"
+            if (stored and (is_split(choice.output[0]) or choice.sharded_gradients)) or any(
+                part.choices[source].output[0] != wanted[0]
+                for source, wanted in zip(node.inputs, choice.inputs, strict=True)
+                if part.graph.nodes[source].gradient and not known.constant[source]
+            ):
+                raise PartitaError(
+                    f"stage {number}: {node.name!r} takes both directions at once, which compute at different times"
+                )
 
 
 def _check_read_as_stored(shared: Plan) -> None:

@@ -258,7 +258,8 @@ def check_pipeline(plan: PipelinePlan) -> None:
     if count != size * plan.chunks:
         raise PartitaError(f"{count} stages for {size} parts of the devices with {plan.chunks} each")
     _check_bounds(plan)
-    machines = stage_machines(plan.machine, plan.row, plan.shares, count)
+    row = () if plan.shares else plan.schedule.stage_row(plan.row)
+    machines = stage_machines(plan.machine, row, plan.shares, count)
     first, alike = plan.stages[0], ("micro_batches", "dtype", "optimizer", "overlap", "compile")
     for number, (part, machine) in enumerate(zip(plan.stages, machines, strict=True)):
         where = f"stage {number}"

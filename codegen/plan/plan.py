@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .delegation import Graph, Parallel, ParallelGraph, Stage
 
 
+DIRECTION = "direction"
+"""The axis of the two devices of every stage in a pipeline of two directions."""
+
 Range: TypeAlias = tuple[int, int, int]
 """An axis, its first coordinate, and the one after the last."""
 
@@ -307,9 +310,11 @@ class PipelinePlan(Plan):
     of stages a device has. `placement` is the mesh of all ranks, the pipeline's axis outermost; it and the other fields
     without an argument follow from the stages, which have the `choices`. Of an interlaced pipeline, `shared` is the
     plan on all devices of what they compute together. The stages are cut from what the schedule makes of the graph
-    (`formulation.pipeline.cut_graph`): the layers of an interlaced pipeline, or the folded passes of a repeated one.
-    `shares`: the devices of every stage, side by side, where stages have unequally many, each with a mesh of its own;
-    `row` is then empty, and the mesh of all ranks one axis.
+    (`formulation.pipeline.cut_graph`): the layers of an interlaced pipeline, or the folded passes of a repeated one. In
+    a pipeline of two directions a stage has two devices, on the first axis of its mesh, which no other stage has there:
+    stage i those of coordinates i and p - 1 - i (`Schedule.devices_of`). `shares`: the devices of every stage, side by
+    side, where stages have unequally many, each with a mesh of its own; `row` is then empty, and the mesh of all ranks
+    one axis.
     """
 
     row: tuple[int, ...] = ()
@@ -346,7 +351,8 @@ class PipelinePlan(Plan):
         first = self.stages[0]
         shared = {name: getattr(first, name) for name in ("micro_batches", "dtype", "optimizer", "overlap", "compile")}
         recompute = {name: mode for stage in self.stages for name, mode in stage.recompute.items()}
-        mesh = of_rows((self.machine.hierarchy,) if self.shares else (self.row, *first.placement.matrix))
+        inner = first.placement.matrix[self.schedule.directions - 1 :]
+        mesh = of_rows((self.machine.hierarchy,) if self.shares else (self.row, *inner))
         for name, value in (shared | {"recompute": recompute, "placement": mesh}).items():
             object.__setattr__(self, name, value)
 
@@ -359,7 +365,8 @@ class PipelinePlan(Plan):
         if self.shares:
             return ("device",)
         stages = [(stage.graph, stage.choices) for stage in self.stages]
-        return ("pipeline", *axis_names(len(self.stages[0].placement.sizes), stages))
+        names = axis_names(len(self.stages[0].placement.sizes), stages)
+        return ("pipeline", *names[self.schedule.directions - 1 :])
 
     @property
     def cut(self) -> PCG:
@@ -385,4 +392,7 @@ class PipelinePlan(Plan):
 
     @cached_property
     def parts(self) -> tuple[Plan, ...]:
-        return self.stages if self.shares else tuple(replace(plan, names=self.axes[1:]) for plan in self.stages)
+        if self.shares:
+            return self.stages
+        both = (DIRECTION,) * (self.schedule.directions - 1)
+        return tuple(replace(plan, names=(*both, *self.axes[1:])) for plan in self.stages)

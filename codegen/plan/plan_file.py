@@ -187,8 +187,9 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
     unequal = "shares" in data
     sizes, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("shares" if unequal else "row", "bounds"))
     row, shares = ((), sizes) if unequal else (sizes, ())
-    machines = stage_machines(machine, row, shares, len(as_list(data["stages"])))
     schedule = _schedule(data, graph)
+    parts = () if unequal else schedule.stage_row(row)
+    machines = stage_machines(machine, parts, shares, len(as_list(data["stages"])))
     shared, cut = None, cut_graph(graph, schedule).graph
     if "shared" in data:
         with _errors_at("what all devices compute", prefix=True):

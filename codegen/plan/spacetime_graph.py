@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from ...formulation.pipeline.orders import in_lock_step
+from ...formulation.pipeline.orders import Slot, in_lock_step
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward
@@ -22,7 +22,7 @@ from ...model.graph.constants import built_once
 from ...model.graph.folded import pass_of
 from ...model.graph.layout import B, Layout, S, atom_of, chunk, is_split
 from ...model.graph.segments import segments
-from .plan import Plan
+from .plan import DIRECTION, Plan
 from .spacetime_parts import Part, parts_of
 from .spacetime_plan import graph, space_time
 
@@ -44,7 +44,7 @@ def space_time_graph(plan: Plan) -> Graph:
     made.module = plan.module
     _transform(made, plan.micro_batches, parts)
     for index in made.pcg.of("parameter"):
-        holders = [part for part in parts if index in part.own]
+        holders = _apart([part for part in parts if index in part.own])
         _store(made, index, holders)
         if made.pcg.nodes[index].gradient:
             _update(made, index, holders)
@@ -57,7 +57,7 @@ def space_time_graph(plan: Plan) -> Graph:
 
 
 def emit_by_operators(plan: Plan) -> str:
-    """The program of an interlaced or repeated pipeline: that of its operators on their devices and in their order."""
+    """The program of a pipeline by operators: that of these on their devices and in their order."""
     machine = plan.machine.without_memory_limit()  # the planner has compared it
     made = space_time(
         space_time_graph(plan),
@@ -71,6 +71,12 @@ def emit_by_operators(plan: Plan) -> str:
 
 
 def _order(plan: Plan, parts: Sequence[Part]) -> None:
+    if plan.schedule.directions > 1:
+        ways = range(plan.schedule.directions)
+        groups = [[op for op in part.ops if op.coordinate(DIRECTION) == way] for way in ways for part in parts]
+        orders = tuple(tuple(_of_direction(slot, len(parts)) for slot in own) for own in plan.orders)
+        in_order(orders, groups, MICRO)
+        return
     if plan.schedule.passes > 1:
         of, passes = pass_of(plan.graph), range(plan.schedule.passes)
         in_order(plan.orders, [[op for op in part.ops if of[op.node] == k] for k in passes for part in parts], MICRO)
@@ -87,6 +93,12 @@ def _order(plan: Plan, parts: Sequence[Part]) -> None:
         groups.insert(at, [op for op in shared.ops if op.of.name in read[number]])
     groups.append([op for op in shared.ops if not any(op.of.name in names for names in read)])
     in_order(in_lock_step(plan.size, plan.micro_batches, plan.shared_places), groups, MICRO)
+
+
+def _of_direction(slot: Slot, stages: int) -> Slot:
+    """A slot whose stage and micro-batch are numbered in its direction, after the stages of the other one."""
+    micro, way = divmod(slot.micro, 2)
+    return slot._replace(stage=slot.stage + way * stages, micro=micro)
 
 
 def _transform(made: Graph, micro_batches: int, parts: Sequence[Part]) -> None:
@@ -119,6 +131,11 @@ def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
     cuts += _stored(made, index, holders[0])
     devices = [rank for part in holders for rank in part.ranks.ravel().tolist()]
     place(made, made.pcg.nodes[index].name, cuts, devices, shared=choice.shared is not None)
+
+
+def _apart(parts: Sequence[Part]) -> list[Part]:
+    """Parts of different ranks: one of two stages on the same devices, in opposite order, keeps a weight for both."""
+    return list({frozenset(part.ranks.ravel().tolist()): part for part in reversed(parts)}.values())[::-1]
 
 
 def _stored(made: Graph, index: int, part: Part, shared: Collection[int] = ()) -> list[Chosen]:

@@ -111,8 +111,11 @@ def parts_of(plan: Plan) -> list[Part]:
                 f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
                 "again without --rewrite, or with --stages 1"
             )
-        own = numbers[number % plan.size] if not plan.shares else shares[number].start + ranks(part.placement)
-        found.append(Part(part, number, own, tuple(whole[i] for i in between.nodes)))
+        if plan.shares:
+            places = shares[number].start + ranks(part.placement)
+        else:
+            places = numbers[list(plan.schedule.devices_of(number, plan.size))].reshape(part.placement.sizes)
+        found.append(Part(part, number, places, tuple(whole[i] for i in between.nodes)))
     if plan.shared is not None:
         found.append(Part(plan.everything[-1], len(found), numbers, interlaced(plan.graph).shared.nodes))
     return found

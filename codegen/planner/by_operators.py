@@ -1,4 +1,6 @@
-"""Interlaced, repeated and unequal pipelines in the search space: what they lack, and when they are tried unasked.
+"""Pipelines in the search space whose programs are written by operators: what they lack, and which are tried unasked.
+
+Interlaced, repeated, unequal and two-way ones.
 
 Their programs are those of space-time plans, operator by operator.
 """
@@ -7,7 +9,7 @@ from dataclasses import replace
 
 from ...formulation.decisions import UNDECIDED
 from ...formulation.pipeline.cut_graph import cut_graph
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED, Schedule, schedule_named
+from ...formulation.pipeline.schedule import CHIMERA, INTERLACED_PIPELINE, REPEATED, Schedule, schedule_named
 from ...formulation.search_space import SearchSpace
 from ...formulation.spacetime.graph import Graph
 from ...model.errors import PartitaError
@@ -21,7 +23,7 @@ from ...model.optimizers import optimizer_states
 from ...model.training import Training
 from ..plan.plan import Plan
 from ..plan.spacetime_parts import parts_of
-from .pipeline_space import looked_at
+from .pipeline_space import divisions, looked_at
 
 CROWDED = 0.1
 """Share of a device's memory from which on tables crowd the stage that has them."""
@@ -33,7 +35,11 @@ def further_spaces(graph: PCG, machine: Machine, training: Training, space: Sear
     """The spaces of such pipelines that are searched too where a space leaves the schedule open."""
     if space.unequal_stages:
         return []
-    found = (interlaced_too(graph, machine, training, space), repeated_too(graph, machine, space))
+    found = (
+        interlaced_too(graph, machine, training, space),
+        repeated_too(graph, machine, space),
+        both_ways_too(graph, machine, space),
+    )
     return [other for other in found if other is not None]
 
 
@@ -45,6 +51,19 @@ def repeated_too(graph: PCG, machine: Machine, space: SearchSpace) -> SearchSpac
     try:
         limited(other)
         return other if looked_at(layers(graph, REPEATED), other) else None
+    except PartitaError:
+        return None
+
+
+def both_ways_too(graph: PCG, machine: Machine, space: SearchSpace) -> SearchSpace | None:
+    """The space of pipelines in two directions (Chimera), if all schedules are wanted and no option excludes them."""
+    if not space.wants_all_schedules or machine.devices == 1 or not looked_at(graph, space):
+        return None
+    other = replace(space, schedule=CHIMERA.name, chunks=1)
+    try:
+        limited(other)
+        layers(graph, CHIMERA)
+        return other if any(map(CHIMERA.fits, divisions(machine, other))) else None
     except PartitaError:
         return None
 

@@ -110,7 +110,7 @@ def _decoded(
         graph, chosen = decided(encoding, assignment)
         plan = Plan(
             graph,
-            stage_machine(machine, best.of(s).row) if s < count else machine,
+            stage_machine(machine, best.of(s).stage_row) if s < count else machine,
             best.of(s).placement if s < count else of_rows((best.row, *best.matrix)),
             best.micro_batches,
             choices=chosen,

@@ -11,7 +11,7 @@ from ...formulation.bundles.branch_selection import leaves_out
 from ...formulation.bundles.bundles import find_bundles
 from ...formulation.encoding.recomputable_segments import recomputable_segments
 from ...formulation.parallelism import ANY_PARALLELISM
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE
+from ...formulation.pipeline.schedule import CHIMERA, INTERLACED_PIPELINE
 from ...formulation.placement.placement import prime_factors
 from ...formulation.rewriting.saturate import Rewritten
 from ...formulation.search_space import SearchSpace
@@ -73,7 +73,7 @@ def _pipelines(
         yield f"schedules other than {' and '.join(names)}"
         if among.shares:
             yield from _unequal(problem, among)
-        elif problem.whole is not problem.pcg:
+        elif among.schedule.by_operators:
             yield from _by_operators(problem, schedules)
     elif problem.machine.devices > 1 and len(boundaries(problem.plain or problem.pcg)) > 2:
         yield "pipelines"
@@ -94,10 +94,12 @@ def _unequal(problem: PlanningProblem, among: ConfigurationSpace) -> Iterator[st
 
 
 def _by_operators(problem: PlanningProblem, schedules: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """What a search of interlaced or repeated pipelines lacks that none of the schedules compared with it has."""
+    """What a search of pipelines by operators lacks that none of the schedules compared with it has."""
     own = problem.space.schedule
     if problem.space.stages is None and all(name == own for name, _ in schedules):
         yield "plans without a pipeline"
+    if own == CHIMERA.name:
+        yield "chimera pipelines whose two stages share a device's memory unevenly, or with weights in shards each way"
     if own == INTERLACED_PIPELINE.name:
         yield "operators on all devices other than tables, scores and the loss, or with special strategies"
     yield from _lacking(problem, own)
@@ -138,7 +140,7 @@ def _rest(
         yield "rewritings beyond the limits of saturation"
     if found.unrewritten:
         yield f"rewritings on meshes of {min(len(p.sizes) for p in found.unrewritten)} or more axes"
-    alone = problem.whole is problem.pcg and not problem.space.unequal_stages  # else said of these pipelines
+    alone = among is None or not among.schedule.by_operators  # else said of these pipelines
     if alone and problem.space.offload is False and problem.machine.device.host_bandwidth is not None:
         yield "offload"
     yield from _unoffered(problem, among)

@@ -39,9 +39,9 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     inner = {row: _inner(machine, row, space) for row in found}
     if not space.fixes_placement:
         inner = {row: reordered(places, sizes) for row, places in inner.items()}
-    alone = problem.whole is graph and space.stages is None
-    none = {(1,) * len(machine.hierarchy): problem.placements} if alone else {}
     schedule = schedule_named(space.schedule).with_passes(passes(problem.whole))
+    alone = not schedule.by_operators and space.stages is None
+    none = {(1,) * len(machine.hierarchy): problem.placements} if alone else {}
     return ConfigurationSpace(none | inner, schedule, chunks, step_ns)
 
 
@@ -98,6 +98,10 @@ def _rows(problem: PlanningProblem, space: SearchSpace, cuts: int) -> list[Row]:
             f"{schedule} with {least} stages needs {schedule.needs} {least} micro-batches, "
             f"a batch of {problem.batch} has {', '.join(map(str, counts))} in this model"
         )
+    paired = [row for row in found if schedule.fits(row)]
+    if found and not paired and schedule.directions > 1:
+        schedule.direction_row(found[0])  # raises
+    found = paired
     if schedule.double_buffered and found:
         check_stale(problem.pcg, problem.training.dtype, bool(problem.space.offload))
     again = [mode for mode in space.decided.modes if mode != "none"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...formulation.network.network_file import network_json
-from ...formulation.pipeline.schedule import INTERLACED_PIPELINE, REPEATED, schedule_named
+from ...formulation.pipeline.schedule import CHIMERA, INTERLACED_PIPELINE, REPEATED, schedule_named
 from ...formulation.placement.mappings import mapped, without_ones
 from ...formulation.placement.placement import Placement, reordered
 from ...formulation.search_space import SearchSpace
@@ -44,7 +44,8 @@ def problem_of(
 
     PartitaError: the options contradict each other, or the model.
     """
-    whole, schedule = graph, next((s for s in (INTERLACED_PIPELINE, REPEATED) if s.name == space.schedule), None)
+    by_operators = (INTERLACED_PIPELINE, REPEATED, CHIMERA)
+    whole, schedule = graph, next((s for s in by_operators if s.name == space.schedule), None)
     if schedule is not None and space.stages != 1 and (schedule is REPEATED or looked_at(graph, space)):
         space, graph = limited(space), layers(whole, schedule)
     if space.unequal_stages:

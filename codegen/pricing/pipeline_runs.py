@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.orders import KIND_NAMES, in_lock_step
-from ...formulation.pipeline.problem import Problem, Room, Stage, build, chunked, interlaced_pipeline
+from ...formulation.pipeline.problem import Problem, Room, Stage, bidirectional, build, chunked, interlaced_pipeline
 from ...model.graph.folded import pass_of
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, PriceSlot, StagePrice
@@ -62,7 +62,7 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
     if plan.schedule.passes > 1:
         ends = [max(ends)] * plan.size
     for number, cost in [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]:
-        for device in range(plan.size) if number == SHARED else [number % plan.size]:
+        for device in range(plan.size) if number == SHARED else plan.schedule.devices_of(number, plan.size):
             made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
             ends[device] = made[-1].end_ns
     return tuple(made)
@@ -108,8 +108,12 @@ def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) 
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)
     updates = [phase_ns(cost, "update") for cost in stages]
-    closing = tuple(sum(updates[device :: plan.size]) for device in range(plan.size))
-    return replace(chunked(_chain(plan, stages), plan.size, plan.micro_batches, room), closing_ns=closing)
+    held = (plan.schedule.stages_of(device, plan.size, len(stages)) for device in range(plan.size))
+    closing = tuple(sum(updates[stage] for stage in own) for own in held)
+    chain, count = _chain(plan, stages), plan.micro_batches
+    if plan.schedule.directions > 1:
+        return replace(bidirectional(chain, 2 * count, room), closing_ns=closing)
+    return replace(chunked(chain, plan.size, count, room), closing_ns=closing)
 
 
 def _repeated_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room) -> Problem:

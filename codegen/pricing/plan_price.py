@@ -49,7 +49,10 @@ def plan_price(plan: Plan) -> PlanPrice:
         stage_price(part, *count, delays_messages=schedule.delays_messages)
         for part, count in zip(plan.parts, counts, strict=True)
     )
-    held = [sum(stage.memory_bytes for stage in stages[device :: plan.size]) for device in range(plan.size)]
+    held = [
+        sum(stages[s].memory_bytes for s in schedule.stages_of(device, plan.size, len(stages)))
+        for device in range(plan.size)
+    ]
     busy_ns = [stage.objective_ns for stage in stages]
     if schedule.priced_by_slots:
         step = max(run.end_ns for run in runs(plan, stages))

@@ -203,11 +203,11 @@ def memory_table(plan: Plan, price: StagePrice) -> Table:
 
 def programs_table(plan: Plan) -> Table:
     """The steps of every collective that takes several for some message."""
-    rows = []
+    rows, first = [], plan.parts[0]
     for group in axis_groups(plan):
-        axes = "+".join(plan.axes[a] for a in group.axes)
+        axes = "+".join(first.axes[a] for a in group.axes)
         for kind, known in group.programs.items():
-            name, where = kind.replace("_", "-"), place(plan, group.axes)
+            name, where = kind.replace("_", "-"), place(first, group.axes)
             for start, program in zip(known.starts, known.programs, strict=True):
                 rows.append((name, axes, where, steps_text(group, program), bytes_text(start)))
     return Table(
@@ -228,7 +228,8 @@ def stages_table(plan: Plan, price: PlanPrice) -> Table:
     rows = []
     for number, (part, stage) in enumerate(zip(plan.everything, price.everything, strict=True)):
         sizes = [bytes_text(stage.memory[kind]) for kind in MEMORY]
-        own = str(number), f"pipeline {number % plan.size}"
+        devices = plan.schedule.devices_of(number, plan.size)
+        own = str(number), f"pipeline {' and '.join(map(str, devices))}"
         rows.append(
             (
                 *(own if number < len(plan.stages) else ("all", "all")), contents(part.graph),

@@ -41,7 +41,9 @@ def _slots(plan: Plan, price: PlanPrice, title: str) -> list[Event]:
     """A track for every coordinate of the pipeline."""
     events = [_name("process_name", 0, title)]
     for device in range(plan.size):
-        own = ", ".join(contents(plan.stages[stage].graph) for stage in range(device, len(plan.stages), plan.size))
+        own = ", ".join(
+            contents(plan.stages[stage].graph) for stage in plan.schedule.stages_of(device, plan.size, len(plan.stages))
+        )
         events.append(_name("thread_name", device, f"pipeline {device}: {own}"))
     return events + [_slot(run) for run in runs(plan, price.stages, price.shared) if run.length_ns]
 

@@ -117,7 +117,7 @@ class NetworkBuilder:
             stage.weight_versions, stage.deferred_weight_gradients, stage.delays_messages, self.options.space.overlap,
             self.options.space.compile,
         )  # fmt: skip
-        return self.shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key)
+        return self.shared.of((self.machine, self.placement, self.options.flat, stage.transfer), key, stage.both_ways)
 
     def _options_of(self, pcg: PCG, found: PlacementTables) -> GraphOptions:
         part = origin(pcg).part

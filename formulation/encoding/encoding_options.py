@@ -49,7 +49,8 @@ class StageContext:
     `shared` holds the tables of other stages of the model. `gathers_alone`: each weight travels in its own
     message, as in programs that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so
     the reserve is for the parts of weights that a rank stores. `without_messages`, `without_updates`: for bounds of
-    steps that are timed slot by slot; the options are those of the full price.
+    steps that are timed slot by slot; the options are those of the full price. `both_ways`: the first axis of the mesh
+    is that of the two directions of a pipeline.
     """
 
     in_flight: int = 1
@@ -64,4 +65,5 @@ class StageContext:
     read_as_stored: bool = False
     without_messages: bool = False
     without_updates: bool = False
+    both_ways: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

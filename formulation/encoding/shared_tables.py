@@ -44,9 +44,12 @@ class SharedTables:
     def __init__(self) -> None:
         self._found: dict[Hashable, PlacementTables] = {}
 
-    def of(self, transitions: TransitionKey, others: Hashable) -> PlacementTables:
-        """The tables made so far; `others` is what else they depend on."""
-        key = transitions, others
+    def of(self, transitions: TransitionKey, others: Hashable, both_ways: bool = False) -> PlacementTables:
+        """The tables made so far; `others` is what else they depend on.
+
+        `both_ways`: the first axis is that of the two directions of a pipeline.
+        """
+        key = transitions, others, both_ways
         if key not in self._found:
-            self._found[key] = PlacementTables(Transitions(*transitions))
+            self._found[key] = PlacementTables(Transitions(*transitions), OptionsMemo(both_ways=both_ways))
         return self._found[key]

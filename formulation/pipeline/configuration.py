@@ -12,7 +12,9 @@ micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. A
 slowest forward and another backward: 1F1B by some hundredths.
 
 GPipe is priced slot by slot, and the formula of its slots bounds it: the stages without their messages, of which all
-are sent once besides, and without updates but the first stage's, which ends last (`formula_bounds`).
+are sent once besides, and without updates but the first stage's, which ends last (`formula_bounds`). Chimera is bounded
+by its slots too, without messages, and with the updates of the device that ends last: of the first and the last stage
+(`bounded_by_slots`).
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
@@ -38,7 +40,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from ..placement.placement import Placement, Row, divisors
+from ..placement.placement import Placement, Row, divisors, of_rows
 from .schedule import ONE_F_ONE_B, Schedule
 
 
@@ -85,9 +87,31 @@ class Configuration:
         return self.devices * self.chunks
 
     @property
+    def groups(self) -> int:
+        """Parts of the devices that have different stages: p, or p / 2 where each pair has the same two stages."""
+        return self.devices // self.directions
+
+    @property
+    def directions(self) -> int:
+        """Ways that micro-batches go through the pipeline."""
+        return self.schedule.directions if self.devices > 1 else 1
+
+    @property
+    def stages_held(self) -> int:
+        """Stages that a device has."""
+        return self.chunks * self.directions
+
+    @property
+    def stage_row(self) -> Row:
+        """What divides the machine into the parts that stages have."""
+        return self.row if self.directions == 1 else self.schedule.stage_row(self.row)
+
+    @property
     def placement(self) -> Placement:
-        """The inner mesh on the stage machine."""
-        return Placement(tuple(map(prod, self.matrix)), self.matrix)
+        """The mesh of a stage on its part of the machine: the inner mesh, after the axis of both directions if any."""
+        if self.directions == 1:
+            return Placement(tuple(map(prod, self.matrix)), self.matrix)
+        return stage_mesh(self.schedule.direction_row(self.row), self.matrix)
 
     @property
     def whole(self) -> Configuration:
@@ -109,9 +133,14 @@ class Configuration:
         return self.schedule.formula_bounds and self.devices > 1
 
     @property
+    def bounded_by_slots(self) -> bool:
+        """True if the bound of a step is of its slots alone, and of the updates of the device that ends last."""
+        return self.formula_bounds or self.directions > 1
+
+    @property
     def rounding_ns(self) -> int:
-        """What the step may be shorter than the formula, since slots are rounded down."""
-        return self.micro_batches + self.devices if self.formula_bounds else 0
+        """What the step may be shorter than the bound, since slots are rounded down."""
+        return self.directions * self.micro_batches + self.devices if self.bounded_by_slots else 0
 
     @property
     def weight_versions(self) -> int:
@@ -149,6 +178,11 @@ class Configuration:
     def step_ns(self, busy_ns: Sequence[int]) -> int:
         """The step, from the busy time of every stage in the model's order."""
         return step_ns(self.devices, self.rounds, busy_ns)
+
+
+def stage_mesh(direction: Row, matrix: tuple[Row, ...]) -> Placement:
+    """The mesh of a stage that lies on two devices, or groups of them with the inner mesh `matrix`."""
+    return of_rows((direction, *(row for row in matrix if prod(row) > 1)))
 
 
 def rows(hierarchy: Sequence[int], stages: int | None = None) -> Iterator[Row]:

@@ -120,6 +120,19 @@ def chimera(stages: int, micros: int) -> Orders:
     return tuple(tuple(slot for _, slot in sorted(steps(d))) for d in range(stages))
 
 
+def both_directions(device: int, devices: int, micro_batches: int) -> Iterator[tuple[str, int, int]]:
+    """The slots of a device in `chimera`, their kinds spelled out, with this number of micro-batches each way.
+
+    Of every two the first goes down, so micro-batch m of a direction is 2 m, or 2 m + 1 upwards.
+    """
+    return ((KIND_NAMES[slot.kind], slot.stage, slot.micro) for slot in _both(devices, micro_batches)[device])
+
+
+@lru_cache(maxsize=256)
+def _both(devices: int, micro_batches: int) -> Orders:
+    return chimera(devices, 2 * micro_batches)
+
+
 def zero_bubble(stages: int, micros: int, doubled: bool = False) -> Orders:
     """Zero-bubble with split backwards (Qi et al., ICLR'24): ZB-H1, which keeps at most S micro-batches everywhere.
 

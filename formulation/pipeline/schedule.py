@@ -21,8 +21,8 @@ from typing import NamedTuple
 from ...model.errors import PartitaError
 from . import device_orders
 from .evaluate import starts_ns
-from .orders import KIND_NAMES, DeviceOrder, Orders, Slot, device_slots, repeated_passes
-from .problem import Stage, chunked, repeated
+from .orders import KIND_NAMES, DeviceOrder, Orders, Slot, both_directions, device_slots, repeated_passes
+from .problem import Stage, bidirectional, chunked, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class Schedule:
     (`model.graph.folded`); only the last pass keeps activations. `order` takes it too; pass k of stage s is stage
     k · devices + s in its slots.
 
-    `unequal`: stages have unequally many devices (`with_unequal_stages`); the step is then priced slot by slot.
+    `directions`: 2 if a second pipeline runs the other way over the same devices (`orders.chimera`). Every stage is
+    then on two devices, as data parallelism puts it there: each has the weights, and one half of every micro-batch.
+    In its slots the half of micro-batch m that goes down is 2 m, the one that goes up 2 m + 1. `unequal`: stages have
+    unequally many devices (`with_unequal_stages`); the step is then priced slot by slot.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Schedule:
     copied: bool = False
     interlaced: bool = False
     passes: int = 1
+    directions: int = 1
     unequal: bool = False
 
     def __str__(self) -> str:
@@ -88,11 +92,42 @@ class Schedule:
     @property
     def by_operators(self) -> bool:
         """True if its programs are those of space-time plans, operator by operator."""
-        return self.interlaced or self.passes > 1 or self.unequal
+        return self.interlaced or self.passes > 1 or self.directions > 1 or self.unequal
 
     def runs(self, devices: int, micro_batches: int) -> bool:
         """True if it can run this number of micro-batches."""
         return self.admits is None or self.admits(devices, micro_batches)
+
+    def devices_of(self, stage: int, devices: int) -> tuple[int, ...]:
+        """The places in the pipeline that have a stage, in the order of the directions."""
+        down = stage % devices
+        return (down,) if self.directions == 1 else (down, devices - 1 - down)
+
+    def stages_of(self, device: int, devices: int, stages: int) -> tuple[int, ...]:
+        """The stages, of so many, that a place in the pipeline has."""
+        return tuple(stage for stage in range(stages) if device in self.devices_of(stage, devices))
+
+    def fits(self, row: Sequence[int]) -> bool:
+        """True if a pipeline with these factors on the levels of a machine can be divided into its directions."""
+        return next((factor for factor in row if factor > 1), self.directions) % self.directions == 0
+
+    def direction_row(self, row: Sequence[int]) -> tuple[int, ...]:
+        """The axis of both directions on the levels of a machine; `row`: the pipeline's. All ones without directions.
+
+        The devices of a stage are in different halves of the outermost level that the pipeline divides.
+        PartitaError: an odd number of units there, of which the middle one has both devices of a stage.
+        """
+        outermost = next((level for level, factor in enumerate(row) if factor > 1), 0)
+        if not self.fits(row):
+            raise PartitaError(
+                f"{self.name} pairs the devices of a pipeline from its ends inwards: it needs an even number of "
+                f"stages, even on the outermost level of the machine that they divide, not {row[outermost]}"
+            )
+        return tuple(self.directions if level == outermost else 1 for level in range(len(row)))
+
+    def stage_row(self, row: Sequence[int]) -> tuple[int, ...]:
+        """What divides a machine into the parts that stages have; PartitaError: see `direction_row`."""
+        return tuple(factor // pair for factor, pair in zip(row, self.direction_row(row), strict=True))
 
     def rounds(self, chunks: int, micro_batches: int) -> int | None:
         """R in step = max W + (Σ W - max W) / R, or in its bound; None: the step is max W, or has another bound."""
@@ -228,6 +263,9 @@ def with_orders(schedule: Schedule, orders: Orders, micro_batches: int) -> Sched
 def check_orders(schedule: Schedule, orders: Orders, chunks: int, micro_batches: int) -> None:
     """PartitaError unless these orders have every slot once, on its device, and come to an end."""
     stage = Stage(1, 1, weight_ns=int(schedule.splits_backward))
+    if schedule.directions > 1:
+        starts_ns(bidirectional([stage] * len(orders), 2 * micro_batches), orders)
+        return
     if schedule.passes > 1:
         starts_ns(repeated([stage] * len(orders), micro_batches, schedule.passes), orders)
         return
@@ -268,6 +306,8 @@ INTERLACED_PIPELINE = Schedule(
 """SuperScaler's interlaced pipeline in lock step: the stages of an eager 1F1B pipeline, the tables on all devices."""
 REPEATED = Schedule("3f1b", "3F1B", repeated_passes, passes=3)
 """SuperScaler's 3F1B: several forwards through the pipeline, one backward, for models that recycle (AlphaFold 2)."""
+CHIMERA = Schedule("chimera", "Chimera", both_directions, directions=2)
+"""Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines, SC'21."""
 
 UNEQUAL = (ONE_F_ONE_B.name, EAGER.name, GPIPE.name)
 """Schedules of stages with unequally many devices."""
@@ -278,7 +318,8 @@ ALL = ("1f1b", "zero-bubble", "interleaved")
 _REGISTRY = {
     s.name: s
     for s in (
-        ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER, INTERLACED_PIPELINE, REPEATED
+        ONE_F_ONE_B, GPIPE, INTERLEAVED, ZERO_BUBBLE, PIPEDREAM_2BW, SOLVED, EAGER, INTERLACED_PIPELINE, REPEATED,
+        CHIMERA,
     )
 }  # fmt: skip
 

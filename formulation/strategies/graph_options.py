@@ -28,10 +28,14 @@ __all__ = ["GraphOptions", "OperatorOptions", "OptionsMemo"]
 
 @dataclass
 class OptionsMemo:
-    """The options of nodes met so far; `numbers` maps what they depend on to their place in `options`."""
+    """The options of nodes met so far; `numbers` maps what they depend on to their place in `options`.
+
+    `both_ways`: the first axis of the mesh is that of the two directions of a pipeline.
+    """
 
     options: list[OperatorOptions] = field(default_factory=list)
     numbers: dict[object, int] = field(default_factory=dict)
+    both_ways: bool = False
 
 
 class GraphOptions:
@@ -59,7 +63,7 @@ class GraphOptions:
         self.fixed, self.spread_tables = space.fixed, spread_tables
         self.memo, self.numbers_of_whole = memo, numbers_of_whole
         self.fused = fused_operands(pcg) if roofline.compiled else {}
-        self.parallelism, self.roles = space.parallelism, space.parallelism.roles(transitions.axes)
+        self.parallelism, self.roles = space.parallelism, space.parallelism.roles(transitions.axes, memo.both_ways)
         self.numbers: dict[int, int] = {}
 
     @property

@@ -11,11 +11,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ...model.graph.atoms import atoms, dimensions
+from ...model.graph.atoms import atoms, dimensions, numbered_in
 from ...model.graph.boundaries import boundaries
 from ...model.graph.dtypes import FLOATS
-from ...model.graph.layout import atom_of, is_split
-from ...model.graph.origin import origin
+from ...model.graph.layout import B, atom_of, is_split
 from ...model.graph.pcg import PCG, Node
 from ...model.operators.operator import operator
 from ..parallelism import Role
@@ -38,14 +37,13 @@ class DimensionKinds:
     residual: frozenset[int]
 
 
-@lru_cache(maxsize=64)
 def dimension_kinds(graph: PCG) -> DimensionKinds:
     """Positions are the dims of token ids that do not count samples, and dims that no parameter has."""
-    at = origin(graph)
-    if at is not graph:
-        return dimension_kinds(at)
-    if graph.part is not None:
-        return dimension_kinds(graph.part[0])
+    return _kinds(numbered_in(graph))
+
+
+@lru_cache(maxsize=64)
+def _kinds(graph: PCG) -> DimensionKinds:
     known, numbered = atoms(graph), dimensions(graph)
     samples = {numbered[i][a] for i, of in enumerate(known) for a in of.batch}
 
@@ -83,6 +81,7 @@ class _Judge:
         numbered, this = dimensions(graph), graph.nodes[node]
         self.operands = [numbered[i] for i in (*this.inputs, node)]
         self.weight = [graph.nodes[i].op == "parameter" for i in this.inputs] + [False]
+        self.trained = [*(graph.nodes[i].gradient for i in this.inputs), this.gradient and node != graph.loss]
         self.is_attention = this.op == "attention"
         self.by_positions = None if operator(this.op).transfer and not by_positions else by_positions
         matrix = [graph.nodes[i].op == "parameter" and len(graph.nodes[i].shape) > 1 for i in this.inputs]
@@ -96,6 +95,8 @@ class _Judge:
     def fits(self, row: Row, role: Role) -> bool:
         split = self.split(row)
         found = {number for number in split if number is not None}
+        if role is Role.DIRECTION and not self.is_independent(row):
+            return False
         if role is Role.TENSOR:
             passed = {number for number, weight in zip(split, self.weight, strict=True) if not weight}
             excluded = found & self.kinds.samples or passed & self.kinds.residual
@@ -104,6 +105,11 @@ class _Judge:
             return True
         kind = self.kinds.positions if role is Role.CONTEXT else self.kinds.samples
         return found <= kind and self._covers(split, kind, role)
+
+    def is_independent(self, row: Row) -> bool:
+        """True if gradients of what counts no samples stay addends, so that they are summed once, where weights are."""
+        letters = zip((*row.inputs, row.output), self.trained, strict=True)
+        return not row.special and all(x == B or is_split(x) for x, trained in letters if trained)
 
     def _covers(self, split: Sequence[int | None], kind: frozenset[int], role: Role) -> bool:
         """True if the output is split, where it can be, else an input; samples are split in every operand."""

@@ -148,16 +148,15 @@ def storage(
     return Storage(tensor, codes, sharded, scattered, offloaded, regather, spreads=spreads)
 
 
-def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
+def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism, roles: Sequence[Role]) -> Flags:
     """The options to `keep` that a stage of ZeRO admits, or the nearest to it: of small weights, or if ranks are empty.
 
-    The axes are those whose ranks share samples or positions. ZeRO-3 stores a weight in shards over the `SHARD` ranks
-    if there are some, and gathers it again for backward (Rajbhandari et al., 2020, section 5.3).
+    The axes are those whose ranks share samples or positions, as `roles` say. ZeRO-3 stores a weight in shards over the
+    `SHARD` ranks if there are some, and gathers it again for backward (Rajbhandari et al., 2020, section 5.3).
     """
     if parallelism.zero is None:
         return keep
     letters = choice.space.letters[choice.codes]
-    roles = parallelism.roles(choice.space.axes)
     shares = Role.SHARD if Role.SHARD in roles else Role.DATA
     for axis, role in enumerate(roles):
         if role in (Role.FREE, Role.TENSOR):
@@ -171,6 +170,12 @@ def stored_as(choice: Storage, keep: Flags, parallelism: Parallelism) -> Flags:
     for flag in wanted.get(parallelism.zero, (choice.regather,)):
         keep = _preferred(keep, flag)
     return keep
+
+
+def whole_each_way(choice: Storage, trainable: bool) -> Flags:
+    """The options that both directions of a pipeline have to themselves until the end of a step (the first axis)."""
+    whole: Flags = choice.space.letters[choice.codes][:, 0] == (B if trainable else R)
+    return whole & ~choice.scattered
 
 
 def agreeing(choice: Storage, decided: StoredAs) -> Flags:

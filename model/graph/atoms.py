@@ -161,12 +161,17 @@ def dimensions(pcg: PCG) -> tuple[tuple[int, ...], ...]:
     return _found(origin(pcg))[1]
 
 
+def numbered_in(pcg: PCG) -> PCG:
+    """The whole graph in which `dimensions` are numbered: equal stages of two graphs have those of either."""
+    return _found(origin(pcg))[2]
+
+
 @lru_cache(maxsize=64)
-def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
-    """The atoms of every node, and the number of each atom's representative."""
+def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...], PCG]:
+    """The atoms of every node, the number of each atom's representative, and the graph that has these numbers."""
     if pcg.part is not None:
-        of_whole, numbered = _found(pcg.part[0])
-        return tuple(of_whole[i] for i in pcg.part[1]), tuple(numbered[i] for i in pcg.part[1])
+        of_whole, numbered, whole = _found(pcg.part[0])
+        return tuple(of_whole[i] for i in pcg.part[1]), tuple(numbered[i] for i in pcg.part[1]), whole
     dims = [_initial(node, pcg.batch) for node in pcg.nodes]
     for node, lists in zip(pcg.nodes, dims, strict=True):
         batch_dim = node.get("batch_dim") if node.op == "input" else None
@@ -200,7 +205,7 @@ def _found(pcg: PCG) -> tuple[tuple[Atoms, ...], tuple[tuple[int, ...], ...]]:
                 frozenset(i for i, leaf in enumerate(flat) if leaf.batch),
             )
         )
-    return tuple(result), tuple(dimension)
+    return tuple(result), tuple(dimension), pcg
 
 
 def _initial(node: Node, batch: int) -> list[list[_Atom]]:

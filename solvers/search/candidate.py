@@ -51,7 +51,7 @@ class Candidate:
 def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> int:
     """Lower bound on the step, in ns: all arithmetic spread evenly over the devices."""
     total = int(pipeline.floors(configuration)[0, -1])
-    share = total // configuration.devices
+    share = total // configuration.groups
     waited = 0 if configuration.rounds is None else (total - share) // configuration.rounds
     return max(0, share + waited - configuration.rounding_ns)
 

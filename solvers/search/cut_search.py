@@ -21,10 +21,11 @@ from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
 from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
+from .paired_cut import best_pairs
 from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
-from .repeated_bound import FinishBound
+from .repeated_bound import BothWaysBound, FinishBound
 from .shared_operators import Least
-from .shortest_cut import Times, best_path
+from .shortest_cut import CutPath, Times, best_path
 from .state import Effort, Level, Proved, Stages
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -167,12 +168,7 @@ class _CutSearch:
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._stage_times(f, shared) for f in set(flights)}
-            path = best_path(
-                self._finish_times([times[f] for f in flights]),
-                self.configuration.rounds,
-                self.configuration.devices,
-                None if self.messages is None else self.messages[[b for b, _ in places]],
-            )
+            path = self._best_path([times[f] for f in flights])
             if path is None:
                 continue
             step = min(path.objective + self.beside_ns, INFINITE)
@@ -183,6 +179,14 @@ class _CutSearch:
             best = step, taken, queries
         return best
 
+    def _best_path(self, busy: list[Times]) -> CutPath | None:
+        """The path over places with the least bound on the step if stages are busy so long."""
+        at, finish = [b for b, _ in self.places], self._finish_times(busy)
+        if isinstance(self.finish_bound, BothWaysBound):
+            return best_pairs(busy, finish, self.finish_bound.around[at])
+        sent = None if self.messages is None else self.messages[at]
+        return best_path(finish, self.configuration.rounds, self.configuration.devices, sent)
+
     def _finish_times(self, busy: list[Times]) -> list[Times]:
         """[p] arrays: bounds on each stage's finish time, between any two places."""
         if self.finish_bound is None:
@@ -191,11 +195,16 @@ class _CutSearch:
         return [self.finish_bound.finish_time(s, at[:, None], at[None, :], times) for s, times in enumerate(busy)]
 
     def _stage_finish_times(self, places: list[Place], busy: Sequence[int]) -> Sequence[int]:
-        """Bounds on the finish times of stages with these busy times."""
+        """Bounds on the finish times of stages with these busy times, in two directions on those of their devices."""
         if self.finish_bound is None:
             return busy
         spans = enumerate(pairwise(b for b, _ in places))
-        return [int(self.finish_bound.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
+        found = [int(self.finish_bound.finish_time(s, i, j, busy[s])) for s, (i, j) in spans]
+        if isinstance(self.finish_bound, BothWaysBound):
+            before = self.finish_bound.around[[b for b, _ in places]]
+            pairs = ((min(s, len(busy) - 1 - s), own + busy[-1 - s]) for s, own in enumerate(busy))
+            found = [max(own, int(before[d]) + both) for own, (d, both) in zip(found, pairs, strict=True)]
+        return found
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
         sent = 0 if self.messages is None else int(sum(self.messages[b] for b, _ in places))

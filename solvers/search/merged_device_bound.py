@@ -41,7 +41,7 @@ class MergedDeviceBound(PartNetworks):
 
     @property
     def merged(self) -> int:
-        return self.pipeline.problem.machine.devices // self.configuration.devices
+        return self.pipeline.problem.machine.devices // self.configuration.groups
 
     @property
     def beside(self) -> Least:
@@ -71,7 +71,7 @@ class MergedDeviceBound(PartNetworks):
         q = self.pipeline.problem
         modes = own.modes(q.space.modes if in_flight else q.fastest)
         stage = replace(
-            in_view(own, (i, j), in_flight, view),
+            in_view(own, (i, j), self.pipeline.count - 1, in_flight, view),
             weight_versions=own.weight_versions,
             deferred_weight_gradients=own.deferred_weight_gradients,
             between_passes=own.between_passes,

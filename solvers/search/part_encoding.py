@@ -22,11 +22,12 @@ from .recent import recent
 
 
 class View(Enum):
-    """What a network counts where the formula of slots bounds the step, or stages are unequal; else all are `PRICED`.
+    """What a network counts where slots bound the step (`Configuration.bounded_by_slots`), or stages are unequal; else
+    all are `PRICED`.
 
-    `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the update of the first stage; of unequal
-    stages also the first message. `PLAN`: all that a stage does, each message with its sender, so that a solution is
-    good in all that may be the longest.
+    `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the updates of the device that ends last:
+    of the first stage and, in two directions, of the last one; of unequal stages also the first message. `PLAN`: all
+    that a stage does, each message with its sender, so that a solution is good in all that may be the longest.
     """
 
     PRICED = "priced"
@@ -56,7 +57,8 @@ def encoding(
     `inside`: for bounds on what it costs inside a larger part. `transfer`: the price of what it receives; None: that of
     equal stages.
     """
-    stage = replace(in_view(configuration, part, in_flight, view), inside=inside, transfer=transfer)
+    view_of = in_view(configuration, part, pipeline.count - 1, in_flight, view)
+    stage = replace(view_of, inside=inside, transfer=transfer)
     return _encoding(pipeline, configuration, part, in_flight, stage)
 
 
@@ -65,14 +67,14 @@ def _encoding(
     pipeline: PipelineProblem, configuration: Configuration, part: tuple[int, int], in_flight: int, stage: StageContext
 ) -> Encoding:
     """The network of a part; views that count the same are one network."""
-    q, row = pipeline.problem, configuration.row
+    q = pipeline.problem
     if configuration.devices == 1 and part == (0, pipeline.count - 1):
         shared = _tables(pipeline, configuration)
         return q.encoding(configuration.placement, configuration.micro_batches, in_flight == 0, shared)
-    equal = transfer_price(q.machine, row) if configuration.devices > 1 else None
+    equal = transfer_price(q.machine, configuration.row) if configuration.devices > 1 else None
     return encode(
         pipeline.graph(*part, configuration.micro_batches),
-        stage_machine(q.machine, row),
+        stage_machine(q.machine, configuration.stage_row),
         configuration.placement,
         micro_batches=configuration.micro_batches,
         dtype=q.training.dtype,
@@ -87,22 +89,24 @@ def _encoding(
             deferred_weight_gradients=configuration.deferred_weight_gradients,
             between_passes=configuration.between_passes,
             gathers_alone=configuration.schedule.splits_backward,
+            both_ways=configuration.directions > 1,
             shared=_tables(pipeline, configuration),
         ),
     )
 
 
-def in_view(configuration: Configuration, part: tuple[int, int], in_flight: int, view: View) -> StageContext:
-    """The counts of a network in a view."""
+def in_view(configuration: Configuration, part: tuple[int, int], last: int, in_flight: int, view: View) -> StageContext:
+    """The counts of a network in a view; `last` is the boundary at the end of the model."""
     kept, delays = in_flight or configuration.in_flight(0), configuration.schedule.delays_messages
     if configuration.schedule.unequal:
         without = view is View.BOUND and part[0] > 0
         return StageContext(kept, delays_messages=delays, without_updates=without)
-    if view is View.PRICED or not configuration.formula_bounds:
+    if view is View.PRICED or not configuration.bounded_by_slots:
         return StageContext(kept, delays_messages=delays)
     if view is View.PLAN:
         return StageContext(kept)
-    return StageContext(kept, without_messages=True, without_updates=part[0] > 0)
+    ends_last = part[0] == 0 or (configuration.directions > 1 and part[1] == last)
+    return StageContext(kept, without_messages=True, without_updates=not ends_last)
 
 
 @lru_cache(maxsize=2)

@@ -133,7 +133,7 @@ class PartNetworks:
         if solution.assignment is None or (bounded and not whole):
             return PartAnswer(solution.bound, inside=inside, prices=prices)
         bound, flights = solution.bound, query.in_flight
-        if self.configuration.formula_bounds and not whole:
+        if self.configuration.bounded_by_slots and not whole:
             if effort.rough or (effort.cutoff is not None and bound >= effort.cutoff):
                 return PartAnswer(bound, prices=prices)
             solution = self._as_planned(i, j, query, replace(effort, cutoff=None))
@@ -157,7 +157,7 @@ class PartNetworks:
         assert answer.assignment is not None and answer.objective is not None
         verdict = evaluate(found.network, answer.assignment)
         counted = verdict.cost == answer.objective or (
-            self.configuration.formula_bounds and verdict.cost >= answer.objective
+            self.configuration.bounded_by_slots and verdict.cost >= answer.objective
         )
         assert verdict.feasible and counted, (verdict, answer.objective)
         return found, answer.assignment
@@ -213,9 +213,9 @@ class PartNetworks:
         return MemoryNeed(least_use(within), within.capacities[0], least)
 
     def _in_share(self, network: Network) -> Network:
-        """The network with a virtual stage's share of the device memory, less what shared operators take of it."""
+        """The network with a stage's share of the memory of its device, less what shared operators take of it."""
         capacity = self.pipeline.problem.machine.device.capacity_bytes
-        others = self.merged * (capacity - capacity // self.configuration.chunks) + self.beside.bytes
+        others = self.merged * (capacity - capacity // self.configuration.stages_held) + self.beside.bytes
         return replace(network, capacities=(network.capacities[0] - others,)) if others else network
 
     def _solved(self, network: Network, effort: Effort) -> Solution:

@@ -23,7 +23,7 @@ from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .planning_problem import PlanningProblem
-from .repeated_bound import FinishBound, RepeatedBound
+from .repeated_bound import BothWaysBound, FinishBound, RepeatedBound
 from .shared_operators import Least
 from .shortest_cut import Times
 from .zero_bubble_bound import ZeroBubbleBound
@@ -126,14 +126,17 @@ class PipelineProblem:
 
     def floors(self, configuration: Configuration) -> Times:
         """[n, n]: lower bounds on the times of parts (i, j) at any placement; INFINITE where i >= j."""
-        return _floors(self, configuration.micro_batches, configuration.devices)
+        return _floors(self, configuration.micro_batches, configuration.groups)
 
     def finish_bound(self, configuration: Configuration) -> FinishBound | None:
         """Bound on finish times if the schedule is priced by slots; None if busy times give the step, or its bound."""
         slots = configuration.schedule.priced_by_slots and not configuration.schedule.formula_bounds
         if not slots or configuration.chunks > 1:  # busy times of a device add up
             return None
-        p, k = configuration.devices, configuration.micro_batches
+        p, k = configuration.groups, configuration.micro_batches
+        if configuration.directions > 1:
+            _, forward, backward, _ = _sums(self, k, p)
+            return BothWaysBound(forward + backward, forward + backward, k)
         if configuration.schedule.passes > 1:
             _, first, backward, _ = _sums(self, k, p, first=True)
             return RepeatedBound(first + backward, _sums(self, k, p)[1] + backward, k)
@@ -146,7 +149,7 @@ class PipelineProblem:
         k, (ahead, back) = configuration.micro_batches, self._crossing_ns(configuration)
         if not self.problem.space.hides_messages(self.problem.machine):
             return np.stack([k * (ahead + back)] * 2)
-        if configuration.formula_bounds:
+        if configuration.bounded_by_slots:
             return np.stack([0 * ahead] * 2)
         return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
 
@@ -158,7 +161,7 @@ class PipelineProblem:
     def _crossing_ns(self, configuration: Configuration) -> tuple[Times, Times]:
         """[n] each: lower bounds on sending what crosses each boundary, of a micro-batch, and the gradients back."""
         q, item = self.problem, precision(self.problem.training.dtype).itemsize
-        price, devices = transfer_price(q.machine, configuration.row), q.machine.devices // configuration.devices
+        price, devices = transfer_price(q.machine, configuration.row), q.machine.devices // configuration.groups
         nodes = with_batch(q.pcg, q.batch // configuration.micro_batches).nodes
         crossing = [[nodes[i] for i in boundary.crossing] for boundary in boundaries(q.pcg)]
 

@@ -1,9 +1,10 @@
-"""Lower bound on a stage's finish time where micro-batches go forward several times before they go back (3F1B).
+"""Lower bounds on a step that is timed slot by slot: of 3F1B and of Chimera.
 
-Stage s begins once the stages before it have run the first pass of a micro-batch, f_r each. Its last task is a backward
-of some micro-batch, which then goes back through the stages before it, b_r each; updates follow the last task of all,
-so that the update in the busy time W_s comes after these too. And a micro-batch alone goes through all stages, t_r each
-in all its passes and backward, of which stage s takes W_s / K or more with its update. Whatever the order:
+Where micro-batches go forward several times before they go back (3F1B), stage s begins once the stages before it have
+run the first pass of a micro-batch, f_r each. Its last task is a backward of some micro-batch, which then goes back
+through the stages before it, b_r each; updates follow the last task of all, so that the update in the busy time W_s
+comes after these too. And a micro-batch alone goes through all stages, t_r each in all its passes and backward, of
+which stage s takes W_s / K or more with its update. Whatever the order:
 
     step ≥ Σ_(r < s) (f_r + b_r) + W_s        step ≥ Σ_(r ≠ s) t_r + W_s / K
 
@@ -36,6 +37,18 @@ class RepeatedBound:
         own = np.asarray(busy)
         alone = self.once[-1] - (self.once[j] - self.once[i]) + own // self.micro_batches
         return np.where(own >= INFINITE, INFINITE, np.maximum(self.around[i] + own, alone))
+
+
+class BothWaysBound(RepeatedBound):
+    """The same of stages in two directions (Chimera), where devices s and p - 1 - s both have these two stages.
+
+    A stage's W is that of one of its devices, with the K micro-batches of one direction, and with an update for the
+    first and the last stage alone: the last task of all is a backward of the first stage, on a device that has both and
+    ends with their updates. With s < p / 2, both devices begin with a forward of one of their stages, whose micro-batch
+    has passed the s stages before, and end with a backward of one:
+
+        step ≥ Σ_(r < s) (f_r + b_r) + W_s + W_(p - 1 - s)
+    """
 
 
 FinishBound: TypeAlias = ZeroBubbleBound | RepeatedBound

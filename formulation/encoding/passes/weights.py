@@ -26,6 +26,7 @@ from ...weights.storage import (
     storage,
     stored_as,
     stored_bytes,
+    whole_each_way,
     worthwhile,
 )
 from .encoding_pass import EncodingPass
@@ -146,11 +147,15 @@ class Weights(EncodingPass):
             keep &= agreeing(found, decided)
             if not keep.any():
                 raise PartitaError(f"parameter {node.name!r} cannot be stored as the --start plan decides")
-        for axis, role in enumerate(parallelism.roles(found.space.axes)):
+        both_ways = self.builder.stage.both_ways
+        roles = parallelism.roles(found.space.axes, both_ways)
+        if both_ways:
+            keep &= whole_each_way(found, gradient.dense)
+        for axis, role in enumerate(roles):
             read = self._letters_read(base, axis) if role is Role.TENSOR else ()
             as_read = keep & np.isin(found.space.letters[found.codes, axis], read)
             keep = as_read if as_read.any() else keep
-        keep = stored_as(found, keep, parallelism)
+        keep = stored_as(found, keep, parallelism, roles)
         return found if keep.all() else found.only(keep)
 
     def _letters_read(self, base: int, axis: int) -> tuple[int, ...]:
