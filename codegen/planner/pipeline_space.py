@@ -4,8 +4,7 @@ import math
 
 from ...formulation.pipeline.configuration import rows
 from ...formulation.pipeline.schedule import schedule_named
-from ...formulation.pipeline.shares import divisions as divided
-from ...formulation.pipeline.shares import share_row, shares_of
+from ...formulation.pipeline.shares import share_row, shares_of, ways
 from ...formulation.placement.placement import Placement, Row, distinct, innermost_last, placements, reordered
 from ...formulation.search_space import SearchSpace
 from ...model.errors import PartitaError
@@ -45,19 +44,27 @@ def pipeline_space(problem: PlanningProblem, space: SearchSpace) -> Configuratio
     return ConfigurationSpace(none | inner, schedule, chunks, step_ns)
 
 
-MOST_SHARES = 16
-"""Stages of fewer devices than this part of them all are not searched: there are too many ways to divide them."""
+MOST_WAYS = 1 << 14
+"""Where there are more ways to divide the devices among unequal stages, stages of the fewest devices are left out."""
+
+
+def few_shares(hierarchy: tuple[int, ...], stages: int | None) -> tuple[int, ...]:
+    """The shares that unequal stages may have: as small ones as leave at most `MOST_WAYS`, but some way."""
+    shares = shares_of(hierarchy)
+    while ways(hierarchy, shares, stages) > MOST_WAYS and ways(hierarchy, shares[:-1], stages):
+        shares = shares[:-1]
+    return shares
 
 
 def _unequal_space(problem: PlanningProblem, space: SearchSpace) -> ConfigurationSpace:
     """Pipelines whose stages have unequally many devices. PartitaError: the machine or the model has none."""
     machine, stages, cuts = problem.machine, space.stages, _cuts(problem.pcg)
-    shares = shares_of(machine.hierarchy, -(-machine.devices // MOST_SHARES))
+    shares = few_shares(machine.hierarchy, stages)
     if not space.hides_messages(machine):
         raise PartitaError(
             f"--unequal-stages: messages on {machine.name} do not hide behind kernels, and are not priced"
         )
-    if not any(True for _ in divided(machine.hierarchy, shares, stages)):
+    if not ways(machine.hierarchy, shares, stages):
         levels, number = times(machine.hierarchy), "two or more" if stages is None else stages
         raise PartitaError(f"--unequal-stages: {levels} devices cannot be divided among {number} stages")
     if cuts < (stages or 2):

@@ -5,6 +5,7 @@ A share is a part of one unit of the machine, or several whole units of one leve
 of that size (`stage_machine`): it shares the links of its unit with as many others.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -32,10 +33,27 @@ def share_row(hierarchy: Sequence[int], devices: int) -> Row | None:
     return None
 
 
-def shares_of(hierarchy: Sequence[int], least: int = 1) -> tuple[int, ...]:
-    """The sizes that a share of a machine may have, of at least so many devices, without all of them; descending."""
+def shares_of(hierarchy: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that a share of a machine may have, without all of its devices; descending."""
     every = prod(hierarchy)
-    return tuple(d for d in divisors(every) if least <= d < every and share_row(hierarchy, d) is not None)
+    return tuple(d for d in divisors(every) if d < every and share_row(hierarchy, d) is not None)
+
+
+def ways(hierarchy: Sequence[int], shares: Sequence[int], stages: int | None = None) -> int:
+    """How many `divisions` there are, without a list of them, which would be long where shares are small.
+
+    >>> ways((2, 2), (1, 2)), ways((2, 2), (1, 2), 3), ways((48,), (24, 16, 12, 8, 6, 4, 3))
+    (4, 2, 388764)
+    """
+    every = prod(hierarchy)
+    found = [Counter[int]() for _ in range(every + 1)]  # by devices so far, and stages
+    found[0][0] = 1
+    for start, before in enumerate(found[:-1]):
+        for share in shares if before else ():
+            if start + share <= every and share < every and lies_in_units(hierarchy, range(start, start + share)):
+                for count, n in before.items():
+                    found[start + share][count + 1] += n
+    return found[every].total() if stages is None else found[every][stages]
 
 
 def blocks(shares: Sequence[int]) -> tuple[range, ...]:

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from partita import Machine, PartitaError
-from partita.formulation.pipeline.shares import blocks, divisions, lies_in_units, share_row, share_rows, shares_of
+from partita.codegen.planner.pipeline_space import MOST_WAYS, few_shares
+from partita.formulation.pipeline.shares import (
+    blocks,
+    divisions,
+    lies_in_units,
+    share_row,
+    share_rows,
+    shares_of,
+    ways,
+)
 from partita.formulation.pipeline.stage_transfers import received_price, transfer_price
 from partita.formulation.placement.placement import of_rows, ranks
 from partita.model.machine.machine import stage_machine
@@ -29,10 +38,21 @@ def test_shares_are_adjacent_devices_of_the_stage_machine(levels: tuple[int, ...
 def test_all_divisions_are_found(levels: tuple[int, ...], stages: int | None) -> None:
     shares, every = shares_of(levels), prod(levels)
     counts = range(2, every + 1) if stages is None else [stages]
-    ways = (way for count in counts for way in product(shares, repeat=count) if sum(way) == every)
-    wanted = {way for way in ways if all(lies_in_units(levels, block) for block in blocks(way))}
+    sums = (way for count in counts for way in product(shares, repeat=count) if sum(way) == every)
+    wanted = {way for way in sums if all(lies_in_units(levels, block) for block in blocks(way))}
     assert {*divisions(levels, shares, stages)} == wanted
-    assert len([*divisions(levels, shares, stages)]) == len(wanted)
+    assert len([*divisions(levels, shares, stages)]) == len(wanted) == ways(levels, shares, stages)
+
+
+@pytest.mark.parametrize(
+    ("levels", "stages", "least"),
+    [((16,), None, 1), ((4, 8), None, 2), ((48,), None, 4), ((96,), None, 8), ((96,), 3, 1), ((2, 8), 16, 1)],
+)
+def test_no_search_has_too_many_divisions(levels: tuple[int, ...], stages: int | None, least: int) -> None:
+    """The smallest shares are left out, which on 48 devices at one switch were divided in 388,764 ways."""
+    shares = few_shares(levels, stages)
+    assert (shares[-1], 0 < ways(levels, shares, stages) <= MOST_WAYS) == (least, True)
+    assert shares == shares_of(levels)[: len(shares)]
 
 
 def test_shares_across_units_are_refused() -> None:
