@@ -1,4 +1,4 @@
-"""Pairs of variables as one variable, so that layers with two streams between them are copies of a chain, too.
+"""Pairs of variables as one variable, so that layers with two tensors between them are copies of a chain, too.
 
 Between two layers of AlphaFold's evoformer lead two tensors, so that no variable alone separates them. The network in
 which the two are one variable, with an option for each pair of theirs, has the same assignments at the same cost.
