@@ -97,7 +97,8 @@ class Openness:
 def decisions_of(plan: Plan, openness: Openness) -> PartialPlan:
     """The decisions of a planner's plan. PartitaError: branches that run side by side, unless they are loosened."""
     if plan.schedule.by_operators:
-        raise PartitaError(f"--start: the decisions of a plan with schedule {plan.schedule} cannot be taken as fixed")
+        what = "unequal stages" if plan.schedule.unequal else f"schedule {plan.schedule}"
+        raise PartitaError(f"--start: the decisions of a plan with {what} cannot be taken as fixed")
     stages, inner = plan.stages, plan.stages[0].placement
     rows_of, weights, layers = dict[str, tuple[str, ...]](), dict[str, StoredAs](), dict[str, str]()
     stage_of: dict[str, set[int]] = {}

@@ -176,7 +176,7 @@ def test_plans_that_do_not_fit_together_are_refused() -> None:
     choices[received] = replace(choices[received], output=(B,) * len(choices[received].output))
     with pytest.raises(PartitaError, match=r"stage 1: receive of .* as B, for a stage on another mesh"):
         replace(plan, stages=(plan.stages[0], replace(second, choices=tuple(choices)), plan.stages[2]))
-    with pytest.raises(PartitaError, match="--start: the decisions of a plan with schedule 1f1b cannot"):
+    with pytest.raises(PartitaError, match="--start: the decisions of a plan with unequal stages cannot"):
         decisions_of(plan, Openness(plan.graph))
 
 
