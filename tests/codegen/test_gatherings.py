@@ -247,6 +247,13 @@ def test_one_message_a_layer_ahead_of_its_use(name: str, gathers: int, tmp_path:
     assert sum(behind) == LAYERS - 1, "a layer's gradients are added up while the layer before goes backward"
 
 
+def test_every_message_is_waited_for(tmp_path: Path) -> None:
+    """The head gathers a tied weight again, so the recomputed layer after the embedding does not send for it."""
+    plan = recomputed(sharded(graph_of(8, tied=True), (2,), 0), "none", "full", "full")
+    counts = Counter(events(replace(plan, micro_batches=2), tmp_path))
+    assert counts["all_gather begins"] == counts["all_gather ends"]
+
+
 def test_collectives_of_several_steps_begin_ahead() -> None:
     text = PLANS["over levels"]().emit()
     assert "Steps(gather_in_steps(" in text and "Steps(scatter_in_steps(" in text
