@@ -49,10 +49,9 @@ def ways(hierarchy: Sequence[int], shares: Sequence[int], stages: int | None = N
     found = [Counter[int]() for _ in range(every + 1)]  # by devices so far, and stages
     found[0][0] = 1
     for start, before in enumerate(found[:-1]):
-        for share in shares if before else ():
-            if start + share <= every and share < every and lies_in_units(hierarchy, range(start, start + share)):
-                for count, n in before.items():
-                    found[start + share][count + 1] += n
+        for share in _next(hierarchy, shares, start) if before else ():
+            for count, n in before.items():
+                found[start + share][count + 1] += n
     return found[every].total() if stages is None else found[every][stages]
 
 
@@ -112,8 +111,17 @@ def divisions(
         return
     if stages == 0:
         return
-    for share in shares:
-        if start + share <= every and share < every and lies_in_units(hierarchy, range(start, start + share)):
-            left = None if stages is None else stages - 1
-            for rest in divisions(hierarchy, shares, left, start + share):
-                yield (share, *rest)
+    left = None if stages is None else stages - 1
+    for share in _next(hierarchy, shares, start):
+        for rest in divisions(hierarchy, shares, left, start + share):
+            yield (share, *rest)
+
+
+def _next(hierarchy: Sequence[int], shares: Sequence[int], start: int) -> list[int]:
+    """The shares that a stage may have whose first device is `start`."""
+    every = prod(hierarchy)
+    return [
+        share
+        for share in shares
+        if share < every and start + share <= every and lies_in_units(hierarchy, range(start, start + share))
+    ]

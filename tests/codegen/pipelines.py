@@ -8,16 +8,20 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 from typing import Any
 
+import partita
 from partita.codegen.plan.plan import PipelinePlan, Plan
 from partita.codegen.planner.decode import choices, report
+from partita.codegen.pricing.on_machine import step_on
 from partita.formulation.encoding.encode import encode
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.pipeline.schedule import schedule_named
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, placements
 from partita.formulation.search_space import SearchSpace
+from partita.formulation.spacetime.predict import Prediction
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -37,6 +41,19 @@ def captured(name: str, batch: int) -> PCG:
     module, inputs = load_module(name, small=True)
     # On a CPU attention with dropout keeps scores, which are not priced.
     return capture(module, inputs, batch=batch, dropout="counters")
+
+
+def predicted(plan: PipelinePlan) -> Prediction:
+    """What an independent pricer says of the emitted program, which has messages of its own."""
+    return partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer).prediction
+
+
+def check_kept(plan: PipelinePlan, file: Path) -> None:
+    """Save a plan; it is loaded as it was, at its step."""
+    plan.save(file)
+    loaded = partita.load_plan(file)
+    assert loaded == plan
+    assert step_on(loaded, plan.machine) == plan.report["objective_ns"]
 
 
 def evenly(graph: PCG, stages: int) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ from partita.formulation.search_space import SearchSpace
 from partita.model.graph.layout import B, is_split
 from partita.model.training import Training
 
+from .pipelines import check_kept, predicted
+
 SAMPLES, WIDTH, WORDS, KIB = 8, 8, 512, 80
 
 
@@ -147,17 +149,14 @@ def test_the_step_is_that_of_slots_or_of_the_formula_and_no_less_than_the_bound(
 def test_space_time_plans_predict_about_the_same() -> None:
     """An independent pricer, of the emitted program, which has messages of its own; the step was 1.09 times as long."""
     plan = small()
-    found = partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer).prediction
+    found = predicted(plan)
     assert 0.8 < found.step_ns / plan.report["objective_ns"] < 1.2
     assert max(found.peak_bytes) <= 1.1 * plan.report["memory_bytes"]
 
 
 def test_files_keep_the_plan(tmp_path: Path) -> None:
     plan = small()
-    plan.save(tmp_path / "plan.json")
-    loaded = partita.load_plan(tmp_path / "plan.json")
-    assert loaded == plan
-    assert step_on(loaded, plan.machine) == plan.report["objective_ns"]
+    check_kept(plan, tmp_path / "plan.json")
 
 
 def test_what_does_not_fit_together_is_refused() -> None:

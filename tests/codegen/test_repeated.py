@@ -21,7 +21,6 @@ from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.confirmed_plan import step_ns
 from partita.codegen.planner.partial_plan import Openness, decisions_of
 from partita.codegen.planner.problem import problem_of
-from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import phase_ns, runs
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
@@ -38,6 +37,7 @@ from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.result import Solved
 
 from ..levels import some
+from .pipelines import check_kept, predicted
 
 SAMPLES, LENGTH = 16, 3
 
@@ -126,16 +126,13 @@ def test_passes_without_gradient_keep_nothing_but_what_waits() -> None:
 def test_space_time_plans_predict_about_the_same() -> None:
     """An independent pricer, of the emitted program, which has messages of its own."""
     plan = small()
-    found = partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer).prediction
+    found = predicted(plan)
     assert 0.8 < found.step_ns / plan.report["objective_ns"] < 1.2
 
 
 def test_files_keep_the_plan(tmp_path: Path) -> None:
     plan = small()
-    plan.save(tmp_path / "plan.json")
-    loaded = partita.load_plan(tmp_path / "plan.json")
-    assert loaded == plan
-    assert step_on(loaded, plan.machine) == plan.report["objective_ns"]
+    check_kept(plan, tmp_path / "plan.json")
     assert str(plan)
 
 

@@ -22,7 +22,6 @@ from partita.codegen.planner.confirmed_plan import step_ns
 from partita.codegen.planner.partial_plan import Openness, decisions_of
 from partita.codegen.planner.pipeline_space import pipeline_space
 from partita.codegen.planner.problem import problem_of
-from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import runs
 from partita.codegen.pricing.plan_price import plan_price
 from partita.formulation.network.network import INFINITE
@@ -41,6 +40,7 @@ from partita.solvers.search.pipeline_problem import PipelineProblem
 from partita.solvers.search.result import Solved
 
 from ..levels import some
+from .pipelines import check_kept, predicted
 
 SAMPLES = 16
 
@@ -130,16 +130,13 @@ def test_the_step_is_that_of_the_slots() -> None:
 def test_space_time_plans_predict_about_the_same() -> None:
     """An independent pricer, of the emitted program."""
     plan = small()
-    found = partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer).prediction
+    found = predicted(plan)
     assert 0.9 < found.step_ns / plan.report["objective_ns"] < 1.1
 
 
 def test_files_keep_the_plan(tmp_path: Path) -> None:
     plan = small()
-    plan.save(tmp_path / "plan.json")
-    loaded = partita.load_plan(tmp_path / "plan.json")
-    assert loaded == plan
-    assert step_on(loaded, plan.machine) == plan.report["objective_ns"]
+    check_kept(plan, tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "plan.json").write_text(json.dumps(data | {"shares": [1, 1, 1]}))
     with pytest.raises(PartitaError, match="stages of 1, 1, 1 devices on a machine of 4"):
