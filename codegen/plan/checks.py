@@ -258,8 +258,7 @@ def check_pipeline(plan: PipelinePlan) -> None:
     if count != size * plan.chunks:
         raise PartitaError(f"{count} stages for {size} parts of the devices with {plan.chunks} each")
     _check_bounds(plan)
-    row = () if plan.shares else plan.schedule.stage_row(plan.row)
-    machines = stage_machines(plan.machine, row, plan.shares, count)
+    machines = stage_machines(plan.machine, plan.schedule.stage_row(plan.row), plan.shares, count)
     first, alike = plan.stages[0], ("micro_batches", "dtype", "optimizer", "overlap", "compile")
     for number, (part, machine) in enumerate(zip(plan.stages, machines, strict=True)):
         where = f"stage {number}"

@@ -188,8 +188,7 @@ def _plan(data: Mapping[str, Any], graph: PCG, machine: Machine, model: dict[str
     sizes, bounds = (tuple(map(whole, as_list(data[key]))) for key in ("shares" if unequal else "row", "bounds"))
     row, shares = ((), sizes) if unequal else (sizes, ())
     schedule = _schedule(data, graph)
-    parts = () if unequal else schedule.stage_row(row)
-    machines = stage_machines(machine, parts, shares, len(as_list(data["stages"])))
+    machines = stage_machines(machine, schedule.stage_row(row), shares, len(as_list(data["stages"])))
     shared, cut = None, cut_graph(graph, schedule).graph
     if "shared" in data:
         with _errors_at("what all devices compute", prefix=True):

@@ -134,7 +134,7 @@ def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
 
 
 def _apart(parts: Sequence[Part]) -> list[Part]:
-    """Parts of different ranks: one of two stages on the same devices, in opposite order, keeps a weight for both."""
+    """One part for every set of ranks: two stages that share devices, in opposite directions, store a weight once."""
     return list({frozenset(part.ranks.ravel().tolist()): part for part in reversed(parts)}.values())[::-1]
 
 

@@ -18,7 +18,7 @@ def on_machine(plan: Plan, machine: Machine) -> Plan:
     if not isinstance(plan, PipelinePlan):
         return replace(plan, machine=machine, rivals=())
     row, shares, count = plan.row, plan.shares, len(plan.stages)
-    machines = stage_machines(machine, () if shares else plan.schedule.stage_row(row), shares, count)
+    machines = stage_machines(machine, plan.schedule.stage_row(row), shares, count)
     prices = stage_transfers(machine, row, shares, count)
     stages = tuple(
         replace(stage, machine=own, transfer=price)

@@ -107,7 +107,7 @@ class _Judge:
         return found <= kind and self._covers(split, kind, role)
 
     def is_independent(self, row: Row) -> bool:
-        """True if gradients of what counts no samples stay addends, so that they are summed once, where weights are."""
+        """True if no gradient is summed before it reaches the weights: each is split, or stays addends."""
         letters = zip((*row.inputs, row.output), self.trained, strict=True)
         return not row.special and all(x == B or is_split(x) for x, trained in letters if trained)
 

@@ -8,8 +8,8 @@ in the last micro-batch only, so that of several micro-batches the last backward
 move from its tables to the streams; what belongs to no micro-batch, such as the update, stays.
 
 A window has no H where that is never longer than G, whatever is chosen: the sum over its tables of the most that H
-exceeds G is not above 0. Nor has that of a layer that may be the first of a larger part, for bounds on what it costs
-there: the first layer hides nothing, and the host is not priced in it.
+exceeds G is not above 0. Where a network bounds what layers cost inside a larger part, one that may be the first layer
+there has no H either: the first layer hides nothing, and its host time is not priced.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,7 +96,7 @@ class Windows(EncodingPass):
 
     @property
     def _hostless(self) -> int:
-        """The number of layers, from the first on, that may be no window in a larger part, where H is not counted."""
+        """How many leading layers have no H: those that may be first in a larger part, or all if none hides there."""
         if not self.builder.stage.inside:
             return 0
         at = origin(self.builder.pcg)
