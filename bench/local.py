@@ -16,6 +16,7 @@ Constant MFU takes all steps to reach the same share of the peak, the one with t
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +41,8 @@ from .step_times import Job, read_times, spread
 from .training_runs import constant_mfu_error
 
 WITHIN = 0.2
+RUN_S = 0.25
+"""A run has steps for so many seconds: ranks wait for each other before and after it, which training does not."""
 AMONG = 2
 """The chosen configuration should be among so many fastest."""
 SECONDS = 500.0
@@ -88,7 +91,8 @@ def _measured(case: Case, here: Local, tell: Tell) -> Iterator[Row]:
     predicted: list[list[float]] = [[] for _ in plans]
     seconds: list[list[list[float]]] = [[] for _ in plans]
     with tempfile.TemporaryDirectory(prefix="partita-local-") as name:
-        job = _job(case, here, plans, Path(name))
+        fastest = min(plan_price(plan).objective_ns for plan in plans) / 1e9
+        job = _job(case, here, plans, max(case.steps, ceil(RUN_S / fastest)), Path(name))
         for done in range(ROUNDS):
             before, known = known if done else {}, measured(plans, done + 1, again=not done)
             on = machine(since(before, known))
@@ -129,12 +133,12 @@ def since(before: Mapping[str, Record], known: Mapping[str, Record]) -> dict[str
     return found
 
 
-def _job(case: Case, here: Local, plans: Sequence[Plan], folder: Path) -> Path:
-    """The job that runs the plans' programs, which are written into a folder."""
+def _job(case: Case, here: Local, plans: Sequence[Plan], steps: int, folder: Path) -> Path:
+    """The job with runs of so many steps of the plans' programs, which are written into a folder."""
     for number, plan in enumerate(plans):
         plan.emit(folder / f"{number}.py")
     forms = [{"program": f"{number}.py"} for number in range(len(plans))]
-    return Job(case.model, case.samples, forms, case.rounds, case.steps, device=here.device).write(folder)
+    return Job(case.model, case.samples, forms, case.rounds, steps, device=here.device).write(folder)
 
 
 def _steps(case: Case, here: Local, job: Path) -> Sequence[Mapping[str, Any]]:

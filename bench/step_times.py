@@ -93,7 +93,7 @@ def read_reduction(folder: Path) -> float:
 
 def read_hidden_share(folder: Path) -> float:
     """The share of an all-reduce that products beside it hide."""
-    share, _ = beside([json.loads((folder / BESIDE).read_text())])
+    share, _ = beside(json.loads((folder / BESIDE).read_text()))
     return share
 
 

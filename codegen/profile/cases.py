@@ -35,8 +35,7 @@ def device_cases(ranks: int, device: str) -> Iterator[dict[str, Any]]:
         for kind in KINDS:
             for payload in PAYLOADS:
                 yield {"what": "collective", "kind": kind, "group": group, "bytes": payload}
-    if ranks > 1:
-        yield {"what": "beside", "group": ranks, "bytes": BESIDE_BYTES}
+        yield {"what": "beside", "group": group, "bytes": BESIDE_BYTES}
 
 
 def rounds_of(case: Mapping[str, Any]) -> int:

@@ -48,22 +48,21 @@ def machine_of(here: Local, ranks: int, records: Iterable[Record]) -> Machine:
     level = Level("rank" if here.device == "cpu" else "gpu", ranks, 1e9, 1e5)
     machine = Machine(f"local-{ranks}", (level,), device, collectives)
     level = _links(machine, by_what.get("collective", ()))
-    hidden, waited = beside(by_what.get("beside", ()))
-    level = replace(level, wait_ns=waited / max(ranks - 1, 1))
-    return replace(machine, levels=(level,), hidden_share=hidden)
+    found = {record["case"]["group"]: beside(record) for record in by_what.get("beside", ())}
+    hidden, _ = found.get(ranks, (1.0, 0.0))
+    further = sum((group - 1) ** 2 for group in found)
+    waits = sum((group - 1) * waited for group, (_, waited) in found.items()) / max(further, 1)  # least squares
+    return replace(machine, levels=(replace(level, wait_ns=waits),), hidden_share=hidden)
 
 
-def beside(records: Iterable[Record]) -> tuple[float, float]:
+def beside(record: Record) -> tuple[float, float]:
     """How much of the shorter of an all-reduce and the products beside it hides, a share; ns that it waits for ranks.
 
-    `records`: of such pairs; one rank has none. Ranks come late to a collective after products, which take unequally
-    long on each.
+    Ranks come late to a collective after products, which take unequally long on each.
     """
-    for record in records:
-        reduced, products, both, turn = (record["times"][name][0] for name in BESIDE)
-        hidden = (reduced + products - both) / min(reduced, products)
-        return min(max(hidden, LEAST_HIDDEN), 1.0), max(turn - reduced - products, 0.0)
-    return 1.0, 0.0
+    reduced, products, both, turn = (record["times"][name][0] for name in BESIDE)
+    hidden = (reduced + products - both) / min(reduced, products)
+    return min(max(hidden, LEAST_HIDDEN), 1.0), max(turn - reduced - products, 0.0)
 
 
 def _device(here: Local, ranks: int, by_what: Mapping[str, Sequence[Record]]) -> Device:

@@ -36,7 +36,7 @@ COPIES_BYTES = 1 << 25
 MAX_COPIES = 8
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
 SLOW_NS = 20e6
-TURNS = 8
+TURNS = 16
 """How often in a round each of several calls that are compared is timed, one after the other."""
 
 Measured = dict[str, Timing]

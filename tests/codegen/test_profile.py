@@ -170,7 +170,7 @@ def test_the_fit_recovers_the_machine_that_was_measured() -> None:
     assert level.bandwidth == pytest.approx(3e9, rel=0.02)
     assert level.latency_ns == pytest.approx(2e4, rel=0.05)
     assert level.scatter_share == pytest.approx(0.6, rel=0.02)
-    assert level.wait_ns == pytest.approx(0.3e6 / 3) and found.hidden_share == pytest.approx(0.4)
+    assert level.wait_ns == pytest.approx((0.3e6 + 3 * 0.3e6) / (1 + 3**2)) and found.hidden_share == pytest.approx(0.4)
     assert dict(found.device.peak) == pytest.approx(dict(device.peak))
     assert found.device.memory_bandwidth == pytest.approx(device.memory_bandwidth) and found.device.step_ns == 400_000
     assert found.device.memory_bytes == (8 << 30) // 4
