@@ -1,7 +1,7 @@
 """Initial values of weights, as the module's constructor gives them: what it draws and writes, in its order."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -103,6 +103,10 @@ class InitialValues:
         import torch
 
         return {FILE: lambda path: torch.save(dict(self.values), path)} if self.values else {}
+
+    def completed(self, values: Mapping[str, "Tensor"]) -> "InitialValues":
+        """These with the stored values, which a plan file alone lacks, from a module's whole state."""
+        return self if self.values else replace(self, values={k: values[k] for k in self.stored if k in values})
 
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults."""

@@ -247,12 +247,21 @@ class Plan:
             call("write", path, text)
         return text
 
-    def verify(self, ranks: int | None = None, level: str = "threads") -> dict[str, Any]:
+    def verify(
+        self,
+        ranks: int | None = None,
+        level: str = "threads",
+        *,
+        module: nn.Module | None = None,
+        inputs: Any = None,
+        loss: Loss = None,
+    ) -> dict[str, Any]:
         """Train the program on local ranks and the unsharded module, and compare losses, gradients and weights.
 
-        The module is the one that was planned, or is built as `model` says. Raises PartitaError where neither is known.
+        The module is the one that is given with its example inputs, the one that was planned, or the one that `model`
+        says how to build. Raises PartitaError where none is known.
         """
-        result: dict[str, Any] = call("verify", self, ranks=ranks, level=level)
+        result: dict[str, Any] = call("verify", self, ranks=ranks, level=level, module=module, inputs=inputs, loss=loss)
         return result
 
     def parallelize(self, module: nn.Module, *, local: bool = False, loss: Loss = None) -> Parallel:

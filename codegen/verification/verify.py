@@ -137,9 +137,6 @@ def _trial(
     if isinstance(plan, Plan) and native:
         path = folder / "counters.py"
         counted(plan).emit(path)
-    if plan.initial and path.parent == folder:
-        for name, write in plan.initial.files().items():
-            write(folder / name)
     model = given or plan.module or _seeded(plan.model, load_program(path).SEED)
     mode = plan.model.get("mode")
     if mode is not None and mode_of(model.module) != mode:
@@ -148,9 +145,13 @@ def _trial(
             "its train() or eval() first, or plan again"
         )
     initial = None
-    if plan.initial is not None and plan.initial.names >= graph.originals.keys() and not given:
+    if plan.initial is not None:
         known = reference.state_of(model.module)
-        initial = known if not any(x.is_meta for x in known.values()) else None
+        if path.parent == folder:
+            for name, write in plan.initial.completed(known).files().items():
+                write(folder / name)
+        if plan.initial.names >= graph.originals.keys() and not given and not any(x.is_meta for x in known.values()):
+            initial = known
     made = trial(
         path, graph, model, plan.ranks, plan.batch,
         optimizer=plan.optimizer, steps=steps, semantics=semantics(plan),

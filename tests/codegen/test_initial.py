@@ -87,6 +87,7 @@ def test_a_program_begins_as_its_module(saved: Path) -> None:
     assert re.search(r"of initial blocks\.\d\.down\.weight on rank \d$", verify(saved)["failure"])
     (saved / "initial.pt").unlink()
     assert not verify(saved)["ok"]
+    assert Plan.load(saved).verify()["ok"]  # the module that its factory makes has the values
 
 
 def test_a_live_module_begins_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

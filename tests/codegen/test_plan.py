@@ -125,6 +125,7 @@ def test_a_plan_keeps_the_module_that_it_was_made_from() -> None:
     assert again == made and again.module is None
     with pytest.raises(PartitaError, match="give verify the module"):
         again.verify()
+    assert again.verify(module=module, inputs=(x,))["ok"]
 
 
 @pytest.mark.parametrize("module", ["x", None, nn.Linear])
