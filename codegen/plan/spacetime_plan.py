@@ -17,9 +17,9 @@ from ...formulation.spacetime.tasks import ranks
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
+from ...model.graph.sparse_tables import check_optimizer
 from ...model.initial_values import InitialValues
 from ...model.machine.machine import Machine
-from ...model.optimizers import optimizer_states
 from ...model.training import dtype_name
 from .delegation import call
 from .over_memory import does_not_fit
@@ -188,9 +188,10 @@ def space_time(
     """Validate, order and materialize the plan that the operators of `graph` form; `dtype` as for `partita.optimize`.
 
     `module`: what `verify` trains beside the program, with example inputs; None: what the graph was captured from.
-    Raises PlanConflict, a PartitaError, with the smallest conflicting set of orders and dependencies, and
-    DoesNotFitError if a device of `machine` has too little memory. Without a machine, the devices are A100s with all
-    the memory that the plan needs; `machine.without_memory_limit()` is a machine that refuses nothing.
+    Raises PartitaError for an optimizer that cannot apply sparse gradients, PlanConflict, a PartitaError, with the
+    smallest conflicting set of orders and dependencies, and DoesNotFitError if a device of `machine` has too little
+    memory. Without a machine, the devices are A100s with all the memory that the plan needs;
+    `machine.without_memory_limit()` is a machine that refuses nothing.
     """
     from ...model.capture.initial import values_of
     from ...model.capture.objective import TrainedModule
@@ -199,7 +200,7 @@ def space_time(
     if machine is None:
         machine = Machine.adhoc((count,)).without_memory_limit()
     dtype = dtype_name(dtype)  # reject unknown names first
-    optimizer_states(optimizer)
+    check_optimizer(graph.pcg, optimizer)
     if count > machine.devices:
         raise PartitaError(f"the plan is for {count} devices, {machine.name} has {machine.devices}")
 

@@ -49,9 +49,9 @@ def check_sparse(nodes: Sequence[Node]) -> None:
 
 
 def check_optimizer(pcg: PCG, optimizer: str) -> None:
-    """Raise PartitaError if an optimizer cannot apply the graph's sparse gradients."""
+    """Raise PartitaError if an optimizer is unknown, or cannot apply the graph's sparse gradients."""
     tables = sparse_tables(pcg)
-    if tables and optimizer_states(optimizer):
+    if optimizer_states(optimizer) and tables:
         name = next(iter(pcg.nodes[min(tables)].originals))
         raise PartitaError(
             f"the gradient of {name!r} is sparse, which {optimizer} cannot apply: use the optimizer sgd, or create the "

@@ -397,8 +397,8 @@ def test_unknown_dtype() -> None:
 
 
 def test_unknown_optimizer() -> None:
-    with pytest.raises(PartitaError, match="optimizer 'lion'"):
-        emit(looped(data), optimizer="lion")
+    with pytest.raises(PartitaError, match="unknown optimizer 'lion'"):
+        partita.space_time(program(data).tasks.graph, optimizer="lion")
 
 
 def test_updated_elsewhere() -> None:

@@ -21,7 +21,6 @@ from .function_table import Functions, device_functions
 from .label_counts import count_lines
 from .loop_statements import check_loss, statements
 from .program_tables import differing, families, groups_of
-from .supported import check_supported
 from .weight_prefetch import by_layer
 
 _GROUP = re.compile(r"⟨([\d,]+)⟩")
@@ -42,15 +41,13 @@ def emit(
 ) -> str:
     """The program's text, the same every time; `summary` are lines for the top of it.
 
-    Raises PartitaError for an optimizer that cannot apply sparse gradients, and parameters updated where they are not
-    kept.
+    Raises PartitaError for parameters updated where they are not kept.
     """
     form = precision(dtype)
     check_loss(looped)
     looped = by_layer(looped)
     program = looped.program
     graph, pcg = looped.graph, looped.pcg
-    check_supported(program, optimizer)
     used = Used()
     functions = Functions(used, form, _fetches(program))
     losses = (op for op in program.tasks.ops if op.node == pcg.loss and op.is_forward)
