@@ -200,13 +200,58 @@ class Circuit:
 
         return [priced(f) for f in self.leaves]
 
-    def forward(self, tables: Iterable[Floats], until: float = inf, last: int | None = None) -> Tables:
-        """The table of every slot, up to the `last`; the root's only entry is the optimum, +inf if infeasible.
+    def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
+        """The table of every slot; the root's only entry is the optimum, +inf if infeasible.
 
         The leaves' `tables` are overwritten, but for the circuit's own.
         """
-        buckets = self.buckets if last is None else self.buckets[: last + 1 - len(self.factors)]
-        return forward(tables, buckets, until, {id(f.time) for f in self.leaves})
+        return forward(tables, self.buckets, until, {id(f.time) for f in self.leaves})
+
+    def in_modes(self, top: int, switch: int | None, tables: Sequence[Floats], until: float = inf) -> Floats:
+        """[modes, ...]: the table of a chain's copy, in slot `top`, in each mode of a switch (None: in one).
+
+        What no mode changes is computed once, all else from the entries of each mode alone.
+        """
+        modes, count = 1 if switch is None else len(self.kept[self.domain[switch]]), len(self.factors)
+        slots, changed = sorted(self.below([top])), set[int]()
+        for slot in slots:
+            inputs = self.bucket(slot).inputs if slot >= count else ()
+            if any(child in changed for child, _ in inputs) or (slot < count and switch in self.leaves[slot].scope):
+                changed.add(slot)
+        alike = [slot for slot in slots if slot not in changed]
+        met = {child for slot in changed if slot >= count for child, _ in self.bucket(slot).inputs} - changed
+        start = self._forward(alike, dict(enumerate(tables)), {*met, *{top} - changed}, until)
+        if top in start:
+            return np.stack([start[top]] * modes)
+        axes = {slot: self.leaves[slot].scope.index(switch) for slot in changed if slot < count}
+        rest, found = [*start, *sorted(changed)], list[Floats]()
+        for m in range(modes):
+            of_mode = {slot: tables[slot].take([m], axis) for slot, axis in axes.items()}
+            found.append(self._forward(rest, start | of_mode, {top}, until, single=switch)[top])
+        return np.stack(found)
+
+    def _forward(
+        self,
+        slots: Iterable[int],
+        known: Mapping[int, Floats],
+        wanted: Iterable[int],
+        until: float,
+        single: int | None = None,
+    ) -> dict[int, Floats]:
+        """The tables of `wanted` slots, from some slots in order: known ones, which are not overwritten, or of buckets
+        with inputs among them. The variable `single` has one option in them."""
+        order = sorted(slots, key=lambda slot: slot not in known)
+        number = {slot: n for n, slot in enumerate(order)}
+
+        def part(bucket: Bucket) -> Bucket:
+            inputs = tuple((number[child], axes) for child, axes in bucket.inputs)
+            sizes = zip((bucket.variable, *bucket.kept), bucket.dims, strict=True)
+            return replace(bucket, inputs=inputs, dims=tuple(1 if v == single is not None else n for v, n in sizes))
+
+        tables = [known[slot] for slot in order if slot in known]
+        buckets = [part(self.bucket(slot)) for slot in order if slot not in known]
+        found = forward(tables, buckets, until, set(map(id, tables)))
+        return {slot: found[number[slot]] for slot in wanted}
 
     def backward(self, slots: Tables, until: float = inf) -> Tables:
         """The best total through every entry of every slot; shared slots take the minimum over their uses."""

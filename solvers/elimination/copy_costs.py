@@ -161,21 +161,8 @@ class CopyCosts:
 
     def _by_mode(self, relaxed: Circuit) -> list[Floats]:
         """The table of a copy of each chain in each mode: [modes, ends...]."""
-        options = [1 if z is None else len(relaxed.kept[relaxed.domain[z]]) for z in self.switches]
-        found: list[list[Floats]] = [[] for _ in options]
-        priced = relaxed.tables(1, self.price)
-        for m in range(max(options, default=0)):
-            own = {id(table): table.copy() for table in priced}
-            one = [own[id(table)] for table in priced]
-            for z, n in zip(self.switches, options, strict=True):
-                for slot, leaf in enumerate(relaxed.leaves):
-                    if z in leaf.scope and m < n > 1:
-                        only = (np.arange(n) == m).reshape(-1, *[1] * (one[slot].ndim - leaf.scope.index(z) - 1))
-                        one[slot] = np.where(only, one[slot], inf)
-            slots = relaxed.forward(one, self.search.until, last=max(relaxed.copies))
-            for tables, top, n in zip(found, relaxed.copies, options, strict=True):
-                tables += [slots[top]] if m < n else []
-        return [np.stack(tables) for tables in found]
+        priced, until = relaxed.tables(1, self.price), self.search.until
+        return [relaxed.in_modes(*of, priced, until) for of in zip(relaxed.copies, self.switches, strict=True)]
 
     def _extra_prices(self, c: int, groups: Groups) -> dict[int, float]:
         """The prices of transient use of the switches in a copy; none outside of an interval."""

@@ -57,14 +57,18 @@ _Met = Sequence[Counter[tuple[int, ...]]]
 """For each chain how many of its copies take an entry (mode, ends...) of its table."""
 
 
-def raise_counts(circuit: Circuit, found: WindowPrice, groups: Groups, search: Search, reach: int) -> bool:
+def raise_counts(found: WindowPrice, groups: Groups, search: Search, reach: int) -> bool:
     """Raise the bound of `search` by counts of the copies of chains at several prices, and offer solutions.
 
-    `circuit` is relaxed over `groups`, by means, and restricted to the solutions of cost up to `reach`. False: it does
-    not apply, as there are no chains or prices, or too many entries.
+    The circuit of `found` is relaxed over `groups`, by means; solutions of cost up to `reach` are looked at. False: it
+    does not apply, as there are no chains or prices, or too many entries.
     """
-    if not circuit.network.chains or not any(found.price.price) or search.done:
+    if not found.circuit.network.chains or not any(found.price.price) or search.done:
         return False
+    circuit = found.restricted(reach, search.until)
+    if circuit is None:
+        search.raise_bound(reach + 1)
+        return True
     try:
         return _Counting(circuit, found, groups, search, reach).raised()
     except TooWideError:

@@ -263,12 +263,7 @@ def _count(best: WindowPrice, groups: Groups, search: Search) -> bool:
     """Raise the bound of `search` by counts of copies; False if that does not apply."""
     if search.ceiling >= INFINITE:  # entries are too many where nothing can be left out
         return False
-    reach = min(search.ceiling - 1, best.circuit.max_cost)
-    small = best.restricted(reach, search.until)
-    if small is None:
-        search.raise_bound(reach + 1)
-        return True
-    return raise_counts(small, best, groups, search, reach)
+    return raise_counts(best, groups, search, min(search.ceiling - 1, best.circuit.max_cost))
 
 
 def _raise_copies(best: WindowPrice, groups: Groups, search: Search) -> None:

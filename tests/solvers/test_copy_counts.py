@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
 from partita.solvers.elimination import copy_counts, copy_outside, transient_memory
+from partita.solvers.elimination.copy_costs import mode_of
 from partita.solvers.elimination.copy_counts import raise_counts
 from partita.solvers.elimination.copy_outside import Outside
 from partita.solvers.elimination.order import compile_network
@@ -19,6 +20,7 @@ from partita.solvers.elimination.window_relaxation import price_windows
 from partita.solvers.protocol import Limits, Search
 
 from ..levels import example_count
+from .test_switches import switched
 from .test_windows import found, layers_in_two_modes, picks, windowed
 
 
@@ -28,7 +30,7 @@ def counted_at_prices(network: Network) -> tuple[Search, bool]:
     circuit = compile_network(network)
     relaxed = relax_transient(circuit, groups) if groups else transient_memory._without_extra(circuit)
     priced = price_windows(relaxed, Search(network, Limits(), "prices"))
-    return search, priced is not None and raise_counts(relaxed, priced, groups, search, relaxed.max_cost)
+    return search, priced is not None and raise_counts(priced, groups, search, relaxed.max_cost)
 
 
 @settings(max_examples=example_count(60, every=15), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -42,6 +44,24 @@ def test_counts_of_copies_at_several_prices_bound_the_optimum(make_network, trut
     best = truth(network)
     assert best is not None or search.objective is None
     assert best is None or search.bound <= best <= (search.objective or INFINITE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_of_a_copy_in_each_mode_are_those_without_the_others(make_network, seed: int) -> None:
+    several = 0
+    for other in range(seed, 40, 4):
+        circuit = compile_network(switched(make_network(other), other, False))
+        for chain, top in zip(circuit.network.chains, circuit.copies, strict=True):
+            switch = mode_of(circuit.network, chain)
+            found = circuit.in_modes(top, switch, circuit.tables(1, ()))
+            for m, table in enumerate(found):
+                only = [f.time.copy() for f in circuit.leaves]
+                for f, time in zip(circuit.leaves, only, strict=True):
+                    if switch in f.scope and len(found) > 1:
+                        np.moveaxis(time, f.scope.index(switch), 0)[np.arange(len(found)) != m] = inf
+                assert np.array_equal(circuit.forward(only)[top], table)
+            several += len(found) > 1
+    assert several
 
 
 def encoder_and_decoder(seed: int) -> Network:
