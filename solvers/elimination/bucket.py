@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from math import prod
 from typing import TypeVar
 
 import numpy as np
 
 from ..work import CALL, ENTRY, spend
+from .joins import Rows
 from .kernels import Floats, Ints, min_plus
 
 _Table = TypeVar("_Table", Floats, Ints)
 
-_BLOCK = 1 << 21  # entries joined at once if the bucket is no product
 _PRODUCT = 1 << 13  # a product of fewer entries takes less time than to call it
 
 
@@ -41,7 +41,7 @@ class Join:
     """A bucket with its tables, evaluated forward and backward.
 
     If two kept axes x, y share no input with v, the join is a min-plus product [x, v] · [v, y] for each choice of the
-    other kept axes (the batch); else it is formed in blocks.
+    other kept axes (the batch); else its sums are formed row by row.
     """
 
     def __init__(self, bucket: Bucket, slots: Sequence[Floats]) -> None:
@@ -69,9 +69,7 @@ class Join:
         spend(CALL + ENTRY * prod(self.dims))
         shape = self.dims[1:]
         if self.pair is None:
-            out = np.zeros(shape)
-            for block, join in self._blocks():
-                out[block] = join.min(axis=0)
+            out = self._rows().least() if self.inner else np.zeros(shape)
         else:
             turned = np.empty([self.dims[a] for a in (*self.batch, *self.pair)])
             for index, a, b in self._products(self.pair):
@@ -87,13 +85,8 @@ class Join:
             _lower(found[k], self.parts[k][1], through, self.kept)
         outside = self._with_outer(outside)
         if self.pair is None:
-            for block, join in self._blocks():
-                total = join + outside[block]
-                for k in self.inner:
-                    axes = self.parts[k][1]
-                    _lower(
-                        found[k][tuple(block[a - 1] if a else slice(None) for a in axes)], axes, total, (0, *self.kept)
-                    )
+            for k, table in zip(self.inner, self._rows().through(outside) if self.inner else (), strict=True):
+                found[k] = table
             return found
         x, y = self.pair
         turned = spread(outside, self.kept, (*self.batch, x, y))
@@ -114,25 +107,9 @@ class Join:
             table = table + spread(t, axes, self.kept)
         return table
 
-    def _blocks(self) -> Iterator[tuple[tuple[slice, ...], Floats]]:
-        """The sum [v, x_1..x_k] of the inner inputs, in slices of the largest kept axes."""
-        steps, entries = {a: max(1, self.dims[a]) for a in self.kept}, prod(self.dims)
-        for a in sorted(self.kept, key=self.dims.__getitem__, reverse=True):
-            if entries <= _BLOCK:
-                break
-            steps[a] = max(1, _BLOCK * self.dims[a] // entries)
-            entries = entries // self.dims[a] * steps[a]
-        for starts in product(*(range(0, self.dims[a], step) for a, step in steps.items())):
-            block = tuple(slice(i, i + steps[a]) for a, i in zip(self.kept, starts, strict=True))
-            shape = [
-                self.dims[0],
-                *(len(range(*s.indices(self.dims[a]))) for a, s in zip(self.kept, block, strict=True)),
-            ]
-            join = np.zeros(shape)
-            for table, axes in (self.parts[k] for k in self.inner):
-                part = table[tuple(block[a - 1] if a else slice(None) for a in axes)]
-                join += spread(part, axes, (0, *self.kept))
-            yield block, join
+    def _rows(self) -> Rows:
+        """The inner inputs as rows."""
+        return Rows([self.parts[k] for k in self.inner], self.dims)
 
     def _products(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], Floats, Floats]]:
         """The factors [x, v] and [v, y] for each choice of the batch."""
