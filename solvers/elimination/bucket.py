@@ -1,6 +1,6 @@
 """One step of elimination: the tables around a variable, summed and minimised over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..work import CALL, ENTRY, spend
 from .joins import Rows
-from .kernels import Floats, Ints, min_plus
+from .kernels import Floats, Ints, min_plus, turned
 
 _Table = TypeVar("_Table", Floats, Ints)
 
@@ -71,10 +71,12 @@ class Join:
         if self.pair is None:
             out = self._rows().least() if self.inner else np.zeros(shape)
         else:
-            turned = np.empty([self.dims[a] for a in (*self.batch, *self.pair)])
-            for index, a, b in self._products(self.pair):
-                turned[index] = min_plus(a, b)
-            out = np.ascontiguousarray(spread(turned, (*self.batch, *self.pair), self.kept))
+            order = (*self.batch, *self.pair)
+            rows = np.empty([self.dims[a] for a in order])
+            laid = self._laid(self.pair)
+            for index in np.ndindex(rows.shape[:-2]):
+                rows[index] = min_plus(*self._factors(laid, index))
+            out = turned(rows, [order.index(a) for a in self.kept])
         return self._with_outer(out)
 
     def backward(self, outside: Floats, through: Floats) -> list[Floats]:
@@ -88,18 +90,19 @@ class Join:
             for k, table in zip(self.inner, self._rows().through(outside) if self.inner else (), strict=True):
                 found[k] = table
             return found
-        x, y = self.pair
-        turned = spread(outside, self.kept, (*self.batch, x, y))
-        for index, a, b in self._products(self.pair):
-            rest = np.ascontiguousarray(turned[index])
-            left = a + min_plus(rest, np.ascontiguousarray(b.T))
-            right = b + min_plus(np.ascontiguousarray(a.T), rest)
-            at = dict(zip(self.batch, index, strict=True))
-            for k in self.inner:
-                axes = self.parts[k][1]
-                target = found[k][tuple(at.get(axis, slice(None)) for axis in axes)]
-                total, order = (right, (0, y)) if y in axes else (left, (x, 0))
-                _lower(target, tuple(axis for axis in axes if axis not in at), total, order)
+        order, laid = (*self.batch, *self.pair), self._laid(self.pair)
+        rest = turned(outside, [a - 1 for a in order])
+        least = {k: np.full(table.shape, np.inf) for k, (table, _) in laid.items()}
+        for index in np.ndindex(rest.shape[:-2]):
+            a, b = self._factors(laid, index)
+            left = a + min_plus(rest[index], turned(b, (1, 0)))
+            right = b + min_plus(turned(a, (1, 0)), rest[index])
+            for k, (_, axes) in laid.items():
+                target, own = least[k][self._at(axes, index)], axes[sum(a in self.batch for a in axes) :]
+                total, both = (right, (0, self.pair[1])) if self.pair[1] in own else (left, (self.pair[0], 0))
+                _lower(target, own, total, both)
+        for k, (_, axes) in laid.items():
+            found[k] = turned(least[k], [axes.index(a) for a in self.parts[k][1]])
         return found
 
     def _with_outer(self, table: Floats) -> Floats:
@@ -111,26 +114,46 @@ class Join:
         """The inner inputs as rows."""
         return Rows([self.parts[k] for k in self.inner], self.dims)
 
-    def _products(self, pair: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], Floats, Floats]]:
-        """The factors [x, v] and [v, y] for each choice of the batch."""
-        x, y = pair
-        for index in np.ndindex(*(self.dims[a] for a in self.batch)):
-            at = dict(zip(self.batch, index, strict=True))
-            a, b = np.zeros((self.dims[x], self.dims[0])), np.zeros((self.dims[0], self.dims[y]))
-            for table, axes in (self.parts[k] for k in self.inner):
-                part = table[tuple(at.get(axis, slice(None)) for axis in axes)]
-                left = tuple(axis for axis in axes if axis not in at)
-                if y in left:
-                    b += spread(part, left, (0, y))
-                else:
-                    a += spread(part, left, (x, 0))
-            yield index, a, b
+    def _laid(self, pair: tuple[int, int]) -> dict[int, tuple[Floats, tuple[int, ...]]]:
+        """The inner inputs with axes of the batch first, then [x, v] or [v, y] or [v]."""
+        found = {}
+        for k in self.inner:
+            table, axes = self.parts[k]
+            order = tuple(a for a in (*self.batch, pair[0], 0, pair[1]) if a in axes)
+            found[k] = turned(table, [axes.index(a) for a in order]), order
+        return found
+
+    def _at(self, axes: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
+        """Where a choice of the batch is in an input of such axes."""
+        return tuple(i for a, i in zip(self.batch, index, strict=True) if a in axes)
+
+    def _factors(
+        self, laid: dict[int, tuple[Floats, tuple[int, ...]]], index: tuple[int, ...]
+    ) -> tuple[Floats, Floats]:
+        """The factors [x, v] and [v, y] of a choice of the batch."""
+        assert self.pair is not None
+        sides: tuple[list[Floats], list[Floats]] = [], []
+        x, y = self.pair
+        for table, axes in laid.values():
+            part = table[self._at(axes, index)]
+            sides[y in axes].append(part if y in axes or x in axes else part[None])
+        return _sum(sides[0], (self.dims[x], self.dims[0])), _sum(sides[1], (self.dims[0], self.dims[y]))
 
 
 def spread(table: _Table, axes: tuple[int, ...], order: tuple[int, ...]) -> _Table:
     """A view with the axes in `order`, of size 1 where the table lacks them; any numbers may stand for axes."""
     turned = table.transpose([axes.index(a) for a in order if a in axes])
     return turned[tuple(slice(None) if a in axes else None for a in order)]
+
+
+def _sum(parts: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+    """The sum of tables of that shape, or spread to it; a table itself where it is alone."""
+    if len(parts) == 1 and parts[0].shape == shape:
+        return parts[0]
+    total = np.zeros(shape)
+    for part in parts:
+        total += part
+    return total
 
 
 def _lower(target: Floats, axes: tuple[int, ...], total: Floats, order: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from .kernels import Floats, Ints, compiled
+from .kernels import Floats, Ints, compiled, turned
 
 Part = tuple[Floats, tuple[int, ...]]
 """A table, and what its axes are: 0, which is minimised over, or kept ones."""
@@ -22,8 +22,10 @@ class Rows:
         longest = max(kept, key=dims.__getitem__, default=0)
         self.order = (0, *(a for a in kept if a != longest), *[longest] * (longest > 0))
         self.dims = np.array([*(dims[a] for a in self.order), *[1] * (not longest)])
-        self.turns = [np.argsort([self.order.index(a) for a in axes]) for _, axes in parts]
-        tables = [table.transpose(turn) for (table, _), turn in zip(parts, self.turns, strict=True)]
+        self.turns = [
+            sorted(range(len(axes)), key=[self.order.index(a) for a in axes].__getitem__) for _, axes in parts
+        ]
+        tables = [turned(table, turn) for (table, _), turn in zip(parts, self.turns, strict=True)]
         self.shapes = [table.shape for table in tables]
         self.largest = max(range(len(parts)), key=lambda k: tables[k].size)
         self.large = np.ascontiguousarray(tables[self.largest]).reshape(-1)
@@ -41,25 +43,20 @@ class Rows:
         """The table over the kept axes."""
         out = np.empty(int(np.prod(self.dims[1:])))
         _least(self.large, self.small, self.largest, self.steps, self.dims, out)
-        return self._kept(out)
+        rows, places = out.reshape(self.dims[1 : len(self.order)].tolist()), self.order[1:]
+        return turned(rows, [places.index(a) for a in range(1, len(self.order))])
 
     def through(self, outside: Floats) -> list[Floats]:
         """The least sum through each entry of each table, given what is outside of each entry of the kept axes."""
-        turned = outside.transpose([a - 1 for a in self.order[1:]])
         large, small = np.full(self.large.shape, np.inf), np.full(self.small.shape, np.inf)
-        rest = np.ascontiguousarray(turned).reshape(-1)
+        rest = turned(outside, [a - 1 for a in self.order[1:]]).reshape(-1)
         _through(self.large, self.small, self.largest, self.steps, self.dims, rest, large, small)
         found = []
-        for k, (turn, shape) in enumerate(zip(self.turns, self.shapes, strict=True)):
-            start = int(self.steps[k, 0])
-            flat = large if k == self.largest else small[start : start + prod(shape)]
-            found.append(np.ascontiguousarray(flat.reshape(shape).transpose(np.argsort(turn))))
+        for n, (turn, shape) in enumerate(zip(self.turns, self.shapes, strict=True)):
+            start = int(self.steps[n, 0])
+            flat = large if n == self.largest else small[start : start + prod(shape)]
+            found.append(turned(flat.reshape(shape), [turn.index(k) for k in range(len(turn))]))
         return found
-
-    def _kept(self, rows: Floats) -> Floats:
-        """A table over the kept axes in their own order."""
-        turned = rows.reshape(self.dims[1 : len(self.order)].tolist()).transpose(np.argsort(self.order[1:]))
-        return np.ascontiguousarray(turned).reshape(turned.shape)  # it has no axis if there is none
 
 
 @compiled

@@ -1,6 +1,6 @@
 """Compiled inner loops of elimination: priced tables, min-plus products over distinct rows, dominance of labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -158,6 +158,48 @@ def lowered(table: Floats, least: float, out: Floats) -> np.uint64:
     return h
 
 
+_TILE = 32  # rows and columns that are turned at once: both are in the cache then
+
+
+@compiled
+def _turn(table: Floats, out: Floats, sizes: Ints, steps: Ints) -> None:
+    """Copy between flat tables of equal axes of `sizes`; `steps` [2, axes]: in `table`, and in `out`.
+
+    The first axis has step 1 in `table`, the second in `out`.
+    """
+    n, m, far, step = sizes[0], sizes[1], steps[1, 0], steps[0, 1]
+    place, source, target = np.zeros_like(sizes), 0, 0
+    for _ in range(out.shape[0] // (n * m)):
+        for j0 in range(0, m, _TILE):
+            for i0 in range(0, n, _TILE):
+                for i in range(i0, min(n, i0 + _TILE)):
+                    for j in range(j0, min(m, j0 + _TILE)):
+                        out[target + i * far + j] = table[source + j * step + i]
+        for a in range(2, sizes.shape[0]):
+            place[a] += 1
+            source, target = source + steps[0, a], target + steps[1, a]
+            if place[a] < sizes[a]:
+                break
+            source, target = source - sizes[a] * steps[0, a], target - sizes[a] * steps[1, a]
+            place[a] = 0
+
+
+def turned(table: Floats, order: Sequence[int]) -> Floats:
+    """A table with its axes in that order, in one piece; itself if it is that."""
+    view = table.transpose(order)
+    if view.flags.c_contiguous or not table.flags.c_contiguous or table.size < _CACHED:
+        return np.ascontiguousarray(view).reshape(view.shape)
+    wide = [axis for axis in range(table.ndim) if table.shape[axis] > 1]
+    first, second = wide[-1], [axis for axis in order if axis in wide][-1]
+    if first == second:
+        return np.ascontiguousarray(view)
+    axes = [first, second, *(axis for axis in reversed(wide) if axis not in (first, second))]
+    out = np.empty(view.shape)
+    steps = [[table.strides[a] // 8 for a in axes], [out.strides[order.index(a)] // 8 for a in axes]]
+    _turn(table.reshape(-1), out.reshape(-1), np.array([table.shape[a] for a in axes]), np.array(steps))
+    return out
+
+
 def _plain(a: Floats, b: Floats) -> Floats:
     c = np.empty((a.shape[0], b.shape[1]))
     work, rows = a.size * b.shape[1], a.shape[0]
@@ -171,7 +213,7 @@ def _plain(a: Floats, b: Floats) -> Floats:
 
 
 def _transposed(a: Floats) -> Floats:
-    return np.ascontiguousarray(a.T)
+    return turned(a, (1, 0))
 
 
 def _sparser(a: Floats, b: Floats) -> Floats:

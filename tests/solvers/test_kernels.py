@@ -1,7 +1,7 @@
 """The compiled loops against plain numpy."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -57,6 +57,15 @@ def test_tables_are_equal_up_to_a_constant() -> None:
     assert np.array_equal(other, table - 5)
     table[3, 6] += 1
     assert kinds.of(table.copy())[2] != first[2]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (70, 90), (1, 70, 90), (40, 9, 33), (3, 40, 1, 7, 50)])
+def test_tables_are_turned(shape: tuple[int, ...]) -> None:
+    table = np.random.default_rng(0).random(shape)
+    for order in permutations(range(len(shape))):
+        found = kernels.turned(table, order)
+        assert found.flags.c_contiguous
+        assert np.array_equal(found, table.transpose(order))
 
 
 @pytest.mark.parametrize("resources", [0, 1, 2, 4])
