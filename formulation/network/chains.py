@@ -13,7 +13,7 @@ from .network import Chain, Network, WindowStreams, streams_by_part
 LONGEST_PERIOD = 12
 """Maximum number of cuts in one copy (a transformer layer has two to four)."""
 
-MOST_AROUND = 1 << 18
+MOST_AROUND = 1 << 24
 """Most entries of a table over the boundaries of a copy and what all copies read: that is multiplied by itself."""
 
 
