@@ -27,51 +27,92 @@ class Rows:
         ]
         tables = [turned(table, turn) for (table, _), turn in zip(parts, self.turns, strict=True)]
         self.shapes = [table.shape for table in tables]
-        self.largest = max(range(len(parts)), key=lambda k: tables[k].size)
-        self.large = np.ascontiguousarray(tables[self.largest]).reshape(-1)
-        small = [table.reshape(-1) for k, table in enumerate(tables) if k != self.largest]
-        self.small = np.concatenate(small) if small else np.zeros(0)
-        self.steps = np.zeros((len(parts), 1 + len(self.dims)), np.int64)  # of the part: its start, and of each axis
+        largest = max(range(len(parts)), key=lambda k: tables[k].size)
+        small = [table.reshape(-1) for k, table in enumerate(tables) if k != largest]
+        self.flat = tables[largest].reshape(-1), np.concatenate(small) if small else np.zeros(0)
+        self.steps = np.zeros((len(parts), 2 + len(self.dims)), np.int64)
+        """Of each table: in which one of `flat` it is, from which entry on, and the step of each axis."""
         at = 0
         for k, ((_, axes), turn, table) in enumerate(zip(parts, self.turns, tables, strict=True)):
-            if k != self.largest:
-                self.steps[k, 0], at = at, at + table.size
+            if k != largest:
+                self.steps[k, :2], at = (1, at), at + table.size
             for n, a in enumerate(turn):
-                self.steps[k, 1 + self.order.index(axes[a])] = prod(table.shape[n + 1 :])
+                self.steps[k, 2 + self.order.index(axes[a])] = prod(table.shape[n + 1 :])
 
     def least(self) -> Floats:
         """The table over the kept axes."""
         out = np.empty(int(np.prod(self.dims[1:])))
-        _least(self.large, self.small, self.largest, self.steps, self.dims, out)
+        _least(self.flat, self.steps, self.dims, out)
         rows, places = out.reshape(self.dims[1 : len(self.order)].tolist()), self.order[1:]
         return turned(rows, [places.index(a) for a in range(1, len(self.order))])
 
     def through(self, outside: Floats) -> list[Floats]:
         """The least sum through each entry of each table, given what is outside of each entry of the kept axes."""
-        large, small = np.full(self.large.shape, np.inf), np.full(self.small.shape, np.inf)
+        least = np.full(self.flat[0].shape, np.inf), np.full(self.flat[1].shape, np.inf)
         rest = turned(outside, [a - 1 for a in self.order[1:]]).reshape(-1)
-        _through(self.large, self.small, self.largest, self.steps, self.dims, rest, large, small)
+        _through(self.flat, self.steps, self.dims, rest, least)
         found = []
-        for n, (turn, shape) in enumerate(zip(self.turns, self.shapes, strict=True)):
-            start = int(self.steps[n, 0])
-            flat = large if n == self.largest else small[start : start + prod(shape)]
-            found.append(turned(flat.reshape(shape), [turn.index(k) for k in range(len(turn))]))
+        for (which, at), turn, shape in zip(self.steps[:, :2].tolist(), self.turns, self.shapes, strict=True):
+            table = least[which][at : at + prod(shape)].reshape(shape)
+            found.append(turned(table, [turn.index(k) for k in range(len(turn))]))
         return found
 
 
 @compiled
-def _add(large: Floats, small: Floats, largest: int, steps: Ints, at: Ints, option: int, total: Floats) -> bool:
-    """total ← the sum of the tables' rows at an option; False if some forbids all of it."""
-    parts, row, n = steps.shape[0], steps.shape[1] - 1, total.shape[0]
+def _least(flat: tuple[Floats, Floats], steps: Ints, dims: Ints, out: Floats) -> None:
+    """out ← the least sums, row by row."""
+    n, total = dims[-1], np.empty(dims[-1])
+    at, place = steps[:, 1].copy(), np.zeros_like(dims)
+    for r in range(out.shape[0] // n):
+        row = out[r * n : (r + 1) * n]
+        row[:] = np.inf
+        for v in range(dims[0]):
+            if _add(flat, steps, at, v, total):
+                for y in range(n):
+                    row[y] = total[y] if total[y] < row[y] else row[y]
+        _step(at, place, steps, dims)
+
+
+@compiled
+def _through(
+    flat: tuple[Floats, Floats], steps: Ints, dims: Ints, outside: Floats, least: tuple[Floats, Floats]
+) -> None:
+    """least ← the least sums through each entry of `flat`; it holds +inf."""
+    n, total, last = dims[-1], np.empty(dims[-1]), steps.shape[1] - 1
+    at, place = steps[:, 1].copy(), np.zeros_like(dims)
+    for r in range(outside.shape[0] // n):
+        around = outside[r * n : (r + 1) * n]
+        left = False
+        for y in range(n):
+            left |= around[y] < np.inf
+        for v in range(dims[0] if left else 0):
+            if not _add(flat, steps, at, v, total):
+                continue
+            lowest = np.inf
+            for y in range(n):
+                total[y] += around[y]
+                lowest = total[y] if total[y] < lowest else lowest
+            for k in range(steps.shape[0]):
+                found, first = least[steps[k, 0]], at[k] + v * steps[k, 2]
+                if steps[k, last]:
+                    own = found[first : first + n]
+                    for y in range(n):
+                        own[y] = total[y] if total[y] < own[y] else own[y]
+                elif lowest < found[first]:
+                    found[first] = lowest
+        _step(at, place, steps, dims)
+
+
+@compiled
+def _add(flat: tuple[Floats, Floats], steps: Ints, at: Ints, option: int, total: Floats) -> bool:
+    """total ← the sum of the tables' rows at an option; False if some table forbids all of it."""
+    parts, last, n = steps.shape[0], steps.shape[1] - 1, total.shape[0]
     for k in range(parts):
-        if steps[k, row] == 0:
-            table = large if k == largest else small
-            if table[at[k] + option * steps[k, 1]] == np.inf:
-                return False
+        if steps[k, last] == 0 and flat[steps[k, 0]][at[k] + option * steps[k, 2]] == np.inf:
+            return False
     for k in range(parts):
-        table = large if k == largest else small
-        first = at[k] + option * steps[k, 1]
-        if steps[k, row] == 0:
+        table, first = flat[steps[k, 0]], at[k] + option * steps[k, 2]
+        if steps[k, last] == 0:
             x = table[first]
             for y in range(n):
                 total[y] = total[y] + x if k else x
@@ -87,61 +128,8 @@ def _step(at: Ints, place: Ints, steps: Ints, dims: Ints) -> None:
     """Go to the next row: its place, and where it is in the tables."""
     for a in range(dims.shape[0] - 2, 0, -1):
         place[a] += 1
-        at += steps[:, 1 + a]
+        at += steps[:, 2 + a]
         if place[a] < dims[a]:
             return
-        at -= dims[a] * steps[:, 1 + a]
+        at -= dims[a] * steps[:, 2 + a]
         place[a] = 0
-
-
-@compiled
-def _least(large: Floats, small: Floats, largest: int, steps: Ints, dims: Ints, out: Floats) -> None:
-    """out ← the least sums, row by row; `steps` of the tables: their start, and of each axis."""
-    n, many = dims[-1], dims[0]
-    total, at, place = np.empty(n), steps[:, 0].copy(), np.zeros_like(dims)
-    for r in range(out.shape[0] // n):
-        row = out[r * n : (r + 1) * n]
-        row[:] = np.inf
-        for v in range(many):
-            if _add(large, small, largest, steps, at, v, total):
-                for y in range(n):
-                    row[y] = total[y] if total[y] < row[y] else row[y]
-        _step(at, place, steps, dims)
-
-
-@compiled
-def _through(
-    large: Floats,
-    small: Floats,
-    largest: int,
-    steps: Ints,
-    dims: Ints,
-    outside: Floats,
-    of_large: Floats,
-    of_small: Floats,
-) -> None:
-    """of_large, of_small ← the least sums through each of their entries; they hold +inf."""
-    n, many, row_step = dims[-1], dims[0], steps[:, steps.shape[1] - 1]
-    total, at, place = np.empty(n), steps[:, 0].copy(), np.zeros_like(dims)
-    for r in range(outside.shape[0] // n):
-        around = outside[r * n : (r + 1) * n]
-        left = False
-        for y in range(n):
-            left |= around[y] < np.inf
-        for v in range(many if left else 0):
-            if not _add(large, small, largest, steps, at, v, total):
-                continue
-            least = np.inf
-            for y in range(n):
-                total[y] += around[y]
-                least = total[y] if total[y] < least else least
-            for k in range(steps.shape[0]):
-                found = of_large if k == largest else of_small
-                first = at[k] + v * steps[k, 1]
-                if row_step[k]:
-                    own = found[first : first + n]
-                    for y in range(n):
-                        own[y] = total[y] if total[y] < own[y] else own[y]
-                elif least < found[first]:
-                    found[first] = least
-        _step(at, place, steps, dims)
