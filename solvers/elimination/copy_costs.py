@@ -26,8 +26,10 @@ from ...formulation.network.network import Chain, Network, Switch, evaluate
 from ..protocol import Search
 from .circuit import Circuit, Weights
 from .copy_descent import descended
+from .copy_labels import list_copy
 from .copy_mixtures import Mixtures
-from .copy_program import solve_copy
+from .copy_pairs import merged
+from .copy_program import Found, solve_copy
 from .factors import Factor
 from .kernels import Floats
 from .memory_price import highest_prices, least_use_of
@@ -84,7 +86,7 @@ def raise_copies(
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)
     cuts, mixed = list(found.cuts), False
-    best, center, starts = -np.inf, np.array(price), dict[int, Floats]()
+    best, center, starts = -np.inf, np.array(price), dict[tuple[int, int], Floats]()
     for _ in range(_PRICES):
         rows = circuit.exact_price(price)
         copies = CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=region, starts=starts)
@@ -132,7 +134,7 @@ class CopyCosts:
         reach: int,
         groups: Groups,
         region: Region | None,
-        starts: dict[int, Floats],
+        starts: dict[tuple[int, int], Floats],
     ) -> None:
         self.search, self.weights, self.price = search, weights, price
         self.circuit, self.reach, self.starts = circuit, reach, starts
@@ -149,11 +151,8 @@ class CopyCosts:
             for table, prices in zip(self._by_mode(relaxed), self.extra_prices, strict=True)
         ]
         count = len(price) - len(groups) if interval else len(price)
-        self.priced = {
-            slot: self._priced(c, circuit.factors[slot], price[:count])
-            for c, slots in enumerate(self.inside)
-            for slot in slots
-        }
+        self.prices_of_use = price[:count]
+        self.priced: dict[int, list[Factor]] = {}
         self.known: dict[_Place, Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
         rest = [replace(f, extra=None) for slot, f in enumerate(circuit.factors) if slot not in own]
@@ -171,6 +170,13 @@ class CopyCosts:
         first = len(self.price) - len(groups)
         inner = {*self.circuit.network.chains[c].copies[0]}
         return {z: self.price[first + g] for g, group in enumerate(groups) for z in group if z in inner}
+
+    def _factors(self, c: int) -> list[Factor]:
+        """The factors of a copy, priced, in as few tables as they have variables."""
+        if c not in self.priced:
+            own = [self._priced(c, self.circuit.factors[slot], self.prices_of_use) for slot in self.inside[c]]
+            self.priced[c] = merged(own)
+        return self.priced[c]
 
     def _priced(self, c: int, f: Factor, price: tuple[float, ...]) -> Factor:
         """A factor of a copy, memory priced; within an interval its use is the transient use of each switch."""
@@ -248,11 +254,16 @@ class CopyCosts:
         starts = list(self.extra_prices[c].values())
         cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
-        if c in self.starts and len(self.starts[c]) == len(point):
-            point = self.starts[c]
+        kind = c, place[1][0]
+        if kind in self.starts and len(self.starts[kind]) == len(point):
+            point = self.starts[kind]
         best, step = point, _FIRST_STEP
         small = part.entries <= _SMALL
-        for _ in range(_FEW if small else _ROUNDS):
+        for n in range(_ROUNDS):
+            if n == _FEW:
+                known = self._listed(part, (cuts.weights(best), at), known, gap)
+                if small or known.cost - known.bound <= gap:
+                    break
             relaxed = part.weighted(cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
             slots = relaxed.forward(relaxed.tables(1, price), self.search.until)
@@ -277,10 +288,17 @@ class CopyCosts:
             if better and known.cost < inf and not small:
                 cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
-        self.starts[c] = best
+        self.starts[kind] = best
         if known.cost - known.bound > gap:
             known = replace(self._solved_whole(part, (cuts.weights(best), at), known, gap), final=True)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
+
+    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float) -> Entry:
+        """An entry with the bound and the solution of lists, if these are short."""
+        if known.cost == inf:
+            return known
+        found = list_copy(part, at, Found(known.bound, known.cost, known.options), gap, self.search.until)
+        return replace(known, bound=found.bound, cost=found.cost, options=found.options)
 
     def _scale(self, place: _Place) -> float:
         """About what a copy costs there, in ns."""
@@ -303,7 +321,8 @@ class CopyCosts:
         circuit, (c, at_ends) = self.circuit, entry
         chain, switch = circuit.network.chains[c], self.switches[c]
         place = dict(zip(chain.around(0), at_ends[1:], strict=True))
-        met = {v for slot in self.inside[c] for v in self.priced[slot].scope}  # `restrict` reads options from factors
+        own = self._factors(c)
+        met = {v for f in own for v in f.scope}  # `restrict` reads options from factors
         number = {v: n for n, v in enumerate((*chain.copies[0], *(v for v in place if v in met)))}
         if switch is not None:
             place[switch] = at_ends[0]
@@ -311,8 +330,7 @@ class CopyCosts:
         kept = {n: circuit.kept[circuit.domain[v]] for v, n in number.items()}
         kept |= {number[v]: kept[number[v]][[at]] for v, at in place.items() if v in met}
         factors = []
-        for slot in self.inside[c]:
-            f = self.priced[slot]
+        for f in own:
             if any(v in place for v in f.scope):
                 options = [
                     np.array([place[v]]) if v in place else np.arange(n)

@@ -111,11 +111,12 @@ class _Counting:
         self.circuit, self.found, self.groups, self.search, self.reach = circuit, found, groups, search, reach
         self.mixtures = found.mixtures or Mixtures(search.network)
         self.capacities = np.array(circuit.network.capacities, np.float64)
-        self.starts = dict[int, Floats]()
+        self.starts = dict[tuple[int, int], Floats]()
         inside = circuit.below(circuit.copies)
         self.outside = Outside(circuit, [f for slot, f in enumerate(circuit.factors) if slot not in inside])
         self.cuts: list[_Cut] = []
         self.cycles: list[tuple[int, frozenset[int]]] = []  # that programs had
+        self.all_modes = True  # are solved of what is met most often, until that finds nothing better
         self.most_work = search.work * (1 + _TIMES) + _MORE
         self.close = _OF_GAP * search.limits.gap * max(1.0, abs(found.price.value))
 
@@ -161,17 +162,19 @@ class _Counting:
 
     def _raise(self, cut: _Cut, fewest: _Fewest) -> bool:
         """Raise the entries met at a price, and offer solutions of them; False if they were raised before."""
-        copies, all_modes = cut.copies, len(self.cuts) == 1
+        copies, before = cut.copies, self.search.objective
         met = [(c, entry) for c, own in enumerate(fewest.met) for entry in own]
         if all(place in copies.known for place in met):
             return False
         gap = self.close / sum(map(len, fewest.walks))
-        more = [(c, (m, *ends)) for c, (_, *ends) in met for m in range(len(copies.tables[c])) if all_modes]
+        most = [own.most_common(1)[0][0] for own in fewest.met] if self.all_modes else []
+        more = [(c, (m, *ends)) for c, (_, *ends) in enumerate(most) for m in range(len(copies.tables[c]))]
         for place in dict.fromkeys([*met, *more]):
             if place not in copies.known and copies.tables[place[0]][place[1]] < inf and not self.search.done:
                 copies.raise_entry(place, gap)
                 cut.least = None
         self._offer(cut, fewest)
+        self.all_modes = self.all_modes and self.search.objective != before
         return True
 
     def _offer(self, cut: _Cut, fewest: _Fewest) -> None:

@@ -52,6 +52,18 @@ def condensed(factors: Sequence[Factor], size: Mapping[int, int]) -> Condensed:
     return found
 
 
+def merged(factors: Sequence[Factor]) -> list[Factor]:
+    """The factors (without transient use), those over some of another's variables added to it."""
+    found: list[list[Factor]] = []
+    for f in sorted(factors, key=lambda f: -len(f.scope)):
+        wider = (own for own in found if {*f.scope} <= {*own[0].scope})
+        if (own := min(wider, key=lambda own: own[0].time.size, default=None)) is None:
+            found.append([f])
+        else:
+            own.append(f)
+    return [_sum(own, own[0].scope) if len(own) > 1 else own[0] for own in found]
+
+
 def _replace(found: Condensed, v: int, new: int) -> None:
     """Replace a variable by one of pairs, `new`, if it meets others in one factor only."""
     own = [f for f in found.factors if v in f.scope]

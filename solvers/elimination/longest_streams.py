@@ -34,6 +34,11 @@ def without_shorter_streams(circuit: Circuit, weights: Weights, until: float) ->
             asked = {w: top for w, top in among.items() if {short, long} <= {*left[w]}}
             for w in _never_longer(circuit, asked, short, long, until) if asked else ():
                 left[w].remove(short)
+    return with_streams(circuit, weights, left)
+
+
+def with_streams(circuit: Circuit, weights: Weights, left: Mapping[int, list[int]]) -> tuple[Circuit, Weights]:
+    """The circuit with the streams `left` of every window, which bounds it, and their weights."""
     found = circuit.with_cheaper(_factors(circuit, left))
     return found, {w: _moved(weights[w], own) for w, own in left.items() if len(own) > 1}
 
