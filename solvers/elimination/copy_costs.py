@@ -39,7 +39,7 @@ from .transient_relaxation import Groups, Region, relaxed_use
 from .window_relaxation import Cuts, WindowPrice, weighted_factors
 
 _ROUNDS = 12  # of weights, for one entry
-_FEW, _SMALL = 2, 1 << 12  # of a copy with so few entries, which a program solves sooner
+_FEW = 2  # after which lists are tried
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
@@ -257,12 +257,11 @@ class CopyCosts:
         kind = c, place[1][0]
         if kind in self.starts and len(self.starts[kind]) == len(point):
             point = self.starts[kind]
-        best, step = point, _FIRST_STEP
-        small = part.entries <= _SMALL
+        best, step, priced = point, _FIRST_STEP, -inf
         for n in range(_ROUNDS):
             if n == _FEW:
                 known = self._listed(part, (cuts.weights(best), at), known, gap)
-                if small or known.cost - known.bound <= gap:
+                if known.cost - known.bound <= gap:
                     break
             relaxed = part.weighted(cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
@@ -273,22 +272,25 @@ class CopyCosts:
                 return
             paid = fsum(p * most for p, most in zip(price, limits, strict=True))
             value = floor(total - paid - 8 * relaxed.rounding(price, abs(total) + paid)) if limits else total
-            better = value > known.bound
+            better = value > priced
             step = min(1.0, 2 * step) if better else step / 2
             if better:
-                known, best, at = replace(known, bound=value), point, np.array(price)
+                priced, best, at = value, point, np.array(price)
+                known = replace(known, bound=max(known.bound, priced))
             found, use = cuts.add(slots)
             if found < inf and all(u <= most for u, most in zip(use, limits, strict=True)):
                 cost, options = descended(part, relaxed.decode(slots))
                 if cost < known.cost:
                     better, known = True, replace(known, cost=cost, options=options)
             target, upper = cuts.highest(0.0)
-            if known.cost - known.bound <= gap or upper - known.bound <= _LITTLE * gap:
+            if known.cost - known.bound <= gap or upper - priced <= _LITTLE * gap:
                 break
-            if better and known.cost < inf and not small:
+            if better and known.cost < inf:
                 cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
         self.starts[kind] = best
+        if known.cost - known.bound > gap:
+            known = self._listed(part, (cuts.weights(best), at), known, gap)
         if known.cost - known.bound > gap:
             known = replace(self._solved_whole(part, (cuts.weights(best), at), known, gap), final=True)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))

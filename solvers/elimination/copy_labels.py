@@ -27,39 +27,37 @@ from .segment_lists import with_columns
 from .tables import check_clock
 from .transient_relaxation import with_factors
 
-_LABELS = 1 << 13  # of a table
+_LABELS = 1 << 12  # of a table
 _SECONDS = 0.3  # of work; a program takes about as much
 _GRAIN = 2.0  # of the gap, among all tables: what rounding loses is less, mostly
-_LEAST = 0.02
+_LEAST = 0.02, 0.0, None, None  # weights of the streams of each listing; None: as before
 _COARSE = 1 / 12  # of what is open: the gap of the first lists, unless a smaller one suffices
 _LESS = 1 / 4  # of what is open, if lists were too long
-_PASSES = 4
 
 
 def list_copy(circuit: Circuit, at: tuple[Weights, Floats], known: Found, gap: float, until: float = inf) -> Found:
     """`known` of a circuit without chains, improved to about that gap (ns) if lists stay short; `at`: weights of its
     windows and prices that prove a bound near its cost.
     """
-    most_work = spent() + _SECONDS
-    weights = at[0]
-    left = {w: [k for k, share in enumerate(own) if share > _LEAST] for w, own in weights.items()}
-    try:
-        small, weights = with_streams(circuit, weights, left)
-        columns, more = with_columns(small, {*range(len(small.factors))}, weights)
-    except (TooManyError, TooWideError):
-        return known
-    if not more:
-        return known
-    tables = max(1, sum(f.time.size > 1 for f in columns.factors))
+    most_work, share = spent() + _SECONDS, 1.0
     paid = float(at[1] @ np.array(circuit.network.capacities, np.float64))
-    use = np.array([*circuit.network.capacities, *[inf] * len(more)])
-    share = 1.0
-    for _ in range(_PASSES):
+    columns, more = circuit, list[float]()
+    for least in _LEAST:
         if (left := known.cost - known.bound) <= gap:
             break
-        reach = known.bound + share * left
-        grain = max(1, floor(_GRAIN * max(gap, share * left * _COARSE) / tables))
+        if least is not None:
+            streams = {w: [k for k, part in enumerate(own) if part >= least] for w, own in at[0].items()}
+            small, weights = with_streams(circuit, at[0], streams)
+            try:
+                columns, more = with_columns(small, {*range(len(small.factors))}, weights)
+            except (TooManyError, TooWideError):
+                break
+        if not more:
+            continue
+        reach, tables = known.bound + share * left, sum(f.time.size > 1 for f in columns.factors)
+        grain = max(1, floor(_GRAIN * max(gap, share * left * _COARSE) / max(1, tables)))
         rounded = _rounded(columns, len(more), grain)
+        use = np.array([*circuit.network.capacities, *[inf] * len(more)])
         price = np.array([*(at[1] / grain), *more])
         bounds = LabelBounds(price, (reach + paid) / grain + 1, _LABELS, until, use, most_work)
         try:
