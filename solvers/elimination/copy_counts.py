@@ -41,14 +41,14 @@ from .transient_relaxation import Groups
 from .window_relaxation import WindowPrice
 
 _COLUMNS = 1 << 11  # of a program
-_CYCLES = 12  # after which a program is given up
+_CYCLES = 48  # after which a program is given up
 _ROUNDED = 1.0  # ns
 _NODES, _SECONDS, _GAP = 2000, 5.0, 1e-5  # of a program
 _COLUMN = 1e-4  # seconds for each, and price
 _PRICES = 12
 _SECOND = 0.7  # of the first price: the second; at both, copies are also solved in modes that the bound does not need
 _STEP = 1.6  # farthest from all prices before, as a ratio
-_OF_GAP = 0.05  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
+_OF_GAP = 0.1  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
 _TIMES, _MORE = 2.0, 20.0  # times the work for pricing, plus seconds
 
 _Picks = Mapping[int, int]
@@ -329,9 +329,9 @@ class _Counting:
         shift = fsum([*(own.shift for own in tables), *map(mul, map(len, chains), (own.shift for own in inside))])
         for c, layouts in self.cycles:
             program.cut_off(c, layouts)
-        spend(_COLUMN * len(program.upper) * len(cuts))
         scale = unit_of(program)
         for _ in range(_CYCLES):
+            spend(_COLUMN * len(program.upper) * len(cuts))
             outcome = near_best(linear(program, scale, whole=True), _GAP, _NODES, min(self.search.left, _SECONDS))
             if outcome.end is End.INFEASIBLE:
                 self.search.raise_bound(reach + 1)
@@ -347,6 +347,8 @@ class _Counting:
                     walks.append(tuple(tuple(own.places[:, k].tolist()) for k in walk))
                 bound = (outcome.bound - HIDDEN * len(program.upper)) * scale + shift - _ROUNDED
                 return _Fewest(bound, reach, tuple(walks), picks)
+            if self.search.work > self.most_work:
+                break
         return None
 
 

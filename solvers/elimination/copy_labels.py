@@ -27,7 +27,7 @@ from .segment_lists import with_columns
 from .tables import check_clock
 from .transient_relaxation import with_factors
 
-_LABELS = 1 << 12  # of a table
+_LABELS = 1 << 13  # of a table
 _SECONDS = 0.3  # of work; a program takes about as much
 _GRAIN = 2.0  # of the gap, among all tables: what rounding loses is less, mostly
 _LEAST = 0.02, 0.0, None, None  # weights of the streams of each listing; None: as before
