@@ -7,7 +7,8 @@ raised to their exact values
 
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
-each a small problem without capacities: weights of its own, then a program (`copy_program.py`) within its own gap.
+each a small problem without capacities: weights of its own, then lists (`copy_labels.py`), or where these are too long
+a program (`copy_program.py`), within its own gap.
 Within an interval of the largest transient use, every switch of the copy has a capacity: the upper end. The chain is
 solved again with the raised table, which is a lower bound in every entry, until its solution meets exact entries only.
 Then prices change as in `memory_price.py`: that solution is a cut. Solutions are offered, and mixtures of them; for
@@ -122,7 +123,8 @@ def raise_copies(
 class CopyCosts:
     """The tables of a circuit's chains at given prices, raised entry by entry; `weights` stand for its windows.
 
-    `starts`: for a chain, the weights and prices that were best for the last entry, with which the next one begins.
+    `starts`: for a chain and a mode, the weights and prices that were best for the last entry, with which the next one
+    begins.
     """
 
     def __init__(

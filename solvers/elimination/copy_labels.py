@@ -5,7 +5,7 @@ down to multiples of a `grain`, so that labels which are nearly equal become equ
 solutions. It stands for a solution, too, which is within the gap mostly; else a finer grain follows. That takes some
 hundredths of a second, where a program takes some tenths.
 
-Streams of next to no weight are left out, which bounds a window as well, and halves the columns of labels.
+Streams of next to no weight are left out at first, which bounds a window as well, and halves the columns of labels.
 """
 
 from dataclasses import replace
