@@ -9,11 +9,12 @@ may be.
     planner     the whole space without any option, with interlaced pipelines where tables crowd a stage, and 3F1B
     interlaced  interlaced pipelines alone, of stages with tensor parallelism in a node (mBART alone)
     3f1b        3F1B pipelines alone, of stages with data parallelism (AlphaFold2 alone)
-    megatron    data, tensor and pipeline parallelism in every product of sizes; weights are whole, layers recomputed
-                in full where nothing fits otherwise
-    alpa        stages of any inner mesh and layouts, as Alpa's two levels; no layer, or every layer, recomputed in full
+    megatron    data, tensor and pipeline parallelism in every product of sizes; weights are whole
+    alpa        stages of any inner mesh and layouts, as Alpa's two levels
     deepspeed   ZeRO-3 with tensor parallelism in a node; states on the host where nothing fits otherwise
     dap         DAP with data parallelism: positions are split, weights whole (AlphaFold2 alone)
+
+The last four recompute no layer or every layer in full, whichever is faster.
 
 `ratio` is a system's step by the shortest one of the first three, which the planner finds, and `gap` how far its own
 may be above the optimum of its spaces. `compute`, `communicate` and `idle` are the parts of a step in which a device
@@ -54,24 +55,26 @@ SECONDS = 180.0
 TOKENS = {"gpt3": 16384}
 """The paper's sequences where the zoo has others, by how the models' names begin."""
 SHARES = ("compute", "communicate", "idle")
+UNIFORM = ("none", "full")
+"""How the other systems recompute: no layer, or every layer in full, whichever is faster."""
 
 
 def megatron(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
-    """Every product of sizes; the second group of spaces is tried where nothing of the first fits."""
-    for recompute in ("none", "full"):
-        yield [
-            SearchSpace(
-                parallelism=Parallelism(dp=devices // (tp * stages), tp=tp, zero=0),
-                stages=stages, recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name,
-            )
-            for tp in sorted(divisors(devices))
-            for stages in sorted(divisors(devices // tp))
-        ]  # fmt: skip
+    """Every product of sizes."""
+    yield [
+        SearchSpace(
+            parallelism=Parallelism(dp=devices // (tp * stages), tp=tp, zero=0),
+            stages=stages, recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name,
+        )
+        for tp in sorted(divisors(devices))
+        for stages in sorted(divisors(devices // tp))
+        for recompute in UNIFORM
+    ]  # fmt: skip
 
 
 def alpa(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
     """The planner's stages and layouts, with uniform recomputation."""
-    yield [SearchSpace(recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name) for recompute in ("none", "full")]
+    yield [SearchSpace(recompute=recompute, offload=False, schedule=ONE_F_ONE_B.name) for recompute in UNIFORM]
 
 
 def deepspeed(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
@@ -83,20 +86,20 @@ def deepspeed(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
                 stages=1, recompute=recompute, offload=offload,
             )
             for tp in sorted(divisors(inner))
-            for recompute in ("none", "full")
+            for recompute in UNIFORM
         ]  # fmt: skip
 
 
 def dap(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:
     """Positions are split over some ranks, samples over the others."""
-    for recompute in ("none", "full"):
-        yield [
-            SearchSpace(
-                parallelism=Parallelism(dp=devices // cp, tp=1, cp=cp, zero=0),
-                stages=1, recompute=recompute, offload=False,
-            )
-            for cp in sorted(divisors(devices))
-        ]  # fmt: skip
+    yield [
+        SearchSpace(
+            parallelism=Parallelism(dp=devices // cp, tp=1, cp=cp, zero=0),
+            stages=1, recompute=recompute, offload=False,
+        )
+        for cp in sorted(divisors(devices))
+        for recompute in UNIFORM
+    ]  # fmt: skip
 
 
 def planner(devices: int, inner: int) -> Iterator[Sequence[SearchSpace]]:

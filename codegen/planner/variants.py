@@ -42,6 +42,8 @@ class Variant:
         return {"dtype": self.training.dtype, "schedule": self.space.schedule, "chunks": self.space.chunks, **rules}
 
 
+WORTHWHILE = 0.1
+"""Share of the time that has to be left for variants that ended for want of time to be planned again."""
 PlanVariants: TypeAlias = Callable[[Sequence[Variant], float | None, int | None], Sequence[Plan | PartitaError]]
 """Plans variants together, given seconds and a cutoff in ns: a plan of each, or why it has none (NoPlanError: none that
 is known beats the cutoff and the others)."""
@@ -89,51 +91,103 @@ def best_with_rivals(variants: Sequence[Variant], seconds: float | None, gap: fl
 def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan: PlanVariants) -> Plan:
     """The plan with the shortest step; ties go to the first variant listed.
 
-    The variants left share the time left; an added one shares that of the one before it. The report's `space` has the
-    outcome of each: `worse` is proved to take at least as long as the best so far, `near` the same within the share
-    `gap`, with which each search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError,
-    or else the first error.
+    The variants left share the time left; an added one shares that of the one before it. What is left at the end is
+    shared by those that ended for want of time, the least bound first. The report's `space` has the outcome of each:
+    `worse` is proved to take at least as long as the best so far, `near` the same within the share `gap`, with which
+    each search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first
+    error.
     """
-    start, failures = time.monotonic(), list[PartitaError]()
-    best: Plan | None = None
-    outside: dict[str, None] = {}  # what any variant left out
-    outcomes: list[dict[str, Any]] = []
-    groups = _together(variants)
-    for number, group in enumerate(groups):
-        left = seconds
-        if seconds is not None and len(groups) > 1:
-            left = max((seconds - (time.monotonic() - start)) / (len(groups) - number), 0.1)
-        cutoff = None if best is None else int(best.report["objective_ns"])
-        try:
-            found = plan(group, left, cutoff)
-        except PartitaError as error:
-            found = [error] * len(group)
-        plans = [one for one in (best, *found) if one is not None and not isinstance(one, PartitaError)]
-        best = min(plans, key=step_ns, default=None)
-        cutoff = None if best is None else step_ns(best)
-        for variant, made in zip(group, found, strict=True):
-            if isinstance(made, NoPlanError):
-                failures.append(made)
-                bound, searched = made.summary["bound_ns"], made.summary["space"]
-                known = {"status": _status(bound, cutoff, gap), "bound_ns": bound}
-            elif isinstance(made, PartitaError):  # fits nowhere
-                failures.append(made)
-                outcomes.append(_outcome(variant, "infeasible") | {"words": str(made), "limits_hit": []})
-                continue
-            else:
-                searched = made.report["space"]
-                known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
-            outside |= dict.fromkeys(searched["outside"])
-            outcomes.append(_outcome(variant, **known) | {"limits_hit": searched["limits_hit"]})
-            outcomes[-1] |= _rewritings(variant, searched)
-        if any("interrupt" in outcome["limits_hit"] for outcome in outcomes):
-            break
+    contest = _Contest(_together(variants), seconds, gap, plan)
+    contest.run()
+    best, failures = contest.best, contest.failures
     if best is None:
         raise next((error for error in failures if isinstance(error, NoPlanError)), failures[0])
     if len(variants) > 1:
-        best.report["space"] |= {"outside": list(outside)}
-        _report(best, outcomes, len(variants))
+        best.report["space"] |= {"outside": list(contest.outside)}
+        _report(best, [outcome for each in contest.outcomes for outcome in each], len(variants))
     return best
+
+
+class _Contest:
+    """Groups of variants that are planned together, the best plan so far, and the outcome of each variant."""
+
+    def __init__(self, groups: Sequence[Sequence[Variant]], seconds: float | None, gap: float, plan: PlanVariants):
+        self.groups, self.seconds, self.gap, self.plan = groups, seconds, gap, plan
+        self.start = time.monotonic()
+        self.best: Plan | None = None
+        self.failures: list[PartitaError] = []
+        self.outside: dict[str, None] = {}  # what any variant left out
+        self.outcomes: list[list[dict[str, Any]]] = [[] for _ in groups]
+
+    @property
+    def cutoff(self) -> int | None:
+        return None if self.best is None else int(self.best.report["objective_ns"])
+
+    def run(self) -> None:
+        self._plan_each(range(len(self.groups)))
+        late = [number for number, outcomes in enumerate(self.outcomes) if any(map(self._is_late, outcomes))]
+        if self.seconds is not None and len(self.groups) > 1 and self._left(self.seconds) > WORTHWHILE * self.seconds:
+            self._plan_each(sorted(late, key=self._bound))
+
+    def _left(self, seconds: float) -> float:
+        return seconds - (time.monotonic() - self.start)
+
+    def _is_late(self, outcome: Mapping[str, Any]) -> bool:
+        """True if time ended the search of a variant that may have a better plan."""
+        bound = outcome["bound_ns"] or 0
+        return "time" in outcome["limits_hit"] and bound < Limits(cutoff=self.cutoff, gap=self.gap).ceiling(None)
+
+    def _bound(self, number: int) -> int:
+        """The least bound of a group's variants."""
+        return min(outcome["bound_ns"] or 0 for outcome in self.outcomes[number] if outcome["status"] != "infeasible")
+
+    def _plan_each(self, numbers: Sequence[int]) -> None:
+        """Plan the groups of these numbers, until an interrupt."""
+        for place, number in enumerate(numbers):
+            if any("interrupt" in outcome["limits_hit"] for outcomes in self.outcomes for outcome in outcomes):
+                return
+            left = self.seconds
+            if left is not None and len(self.groups) > 1:
+                left = max(self._left(left) / (len(numbers) - place), 0.1)
+            self._plan_group(number, left)
+
+    def _plan_group(self, number: int, left: float | None) -> None:
+        group, known = self.groups[number], self.outcomes[number]
+        try:
+            found = self.plan(group, left, self.cutoff)
+        except PartitaError as error:
+            found = [error] * len(group)
+        plans = [one for one in (self.best, *found) if one is not None and not isinstance(one, PartitaError)]
+        self.best = min(plans, key=step_ns, default=None)
+        outcomes = [self._outcome(variant, made) for variant, made in zip(group, found, strict=True)]
+        self.outcomes[number] = [_both(*each) for each in zip(known, outcomes, strict=True)] if known else outcomes
+
+    def _outcome(self, variant: Variant, made: Plan | PartitaError) -> dict[str, Any]:
+        if isinstance(made, PartitaError):
+            self.failures.append(made)
+        if isinstance(made, NoPlanError):
+            bound, searched = made.summary["bound_ns"], made.summary["space"]
+            known = {"status": _status(bound, self.cutoff, self.gap), "bound_ns": bound}
+        elif isinstance(made, PartitaError):  # fits nowhere
+            return _outcome(variant, "infeasible") | {"words": str(made), "limits_hit": []}
+        else:
+            searched = made.report["space"]
+            known = {key: made.report[key] for key in ("status", "bound_ns", "objective_ns")}
+        self.outside |= dict.fromkeys(searched["outside"])
+        outcome = _outcome(variant, **known) | {"limits_hit": searched["limits_hit"]}
+        return outcome | _rewritings(variant, searched)
+
+
+def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What two searches of a variant found: the second is asked for a step below the first one's, if that has one."""
+    bounds = [bound for bound in (first["bound_ns"], second["bound_ns"]) if bound is not None]
+    together = second | {"bound_ns": max(bounds, default=None)}
+    if first["objective_ns"] is None or second["objective_ns"] is not None:
+        return together
+    objective = first["objective_ns"]
+    bound = min(together["bound_ns"], objective)
+    status = "optimal" if bound == objective else "feasible"
+    return together | {"status": status, "objective_ns": objective, "bound_ns": bound}
 
 
 def _together(variants: Sequence[Variant]) -> list[list[Variant]]:

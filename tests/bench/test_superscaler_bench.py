@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from partita.bench import bench
 from partita.bench.co_shard import Alone, measure_alone
 from partita.bench.superscaler import FAMILIES, SYSTEMS, totals, with_ratios
@@ -21,10 +23,10 @@ def test_no_system_beats_the_planner() -> None:
 
 
 def test_every_product_of_sizes_is_a_space() -> None:
-    (first, second) = SYSTEMS["megatron"](32, 8)
-    sizes = [(s.parallelism.dp, s.parallelism.tp, s.stages) for s in first]
-    assert len({*sizes}) == len(sizes) == 21 and all(d * t * p == 32 for d, t, p in sizes)
-    assert {s.recompute for s in first} == {"none"} and {s.recompute for s in second} == {"full"}
+    (spaces,) = SYSTEMS["megatron"](32, 8)
+    sizes = {(s.parallelism.dp, s.parallelism.tp, s.stages, s.recompute) for s in spaces}
+    assert len(sizes) == len(spaces) == 42 and all(d * t * p == 32 for d, t, p, _ in sizes)
+    assert Counter(recompute for *_, recompute in sizes) == {"none": 21, "full": 21}
 
 
 def test_interlaced_stages_have_tensor_parallelism_in_a_node() -> None:

@@ -32,7 +32,9 @@ def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanEr
     )
 
 
-def told(*found: Any, gap: float = 0.0, variants: Sequence[Variant] = VARIANTS) -> tuple[Any, list[Any]]:
+def told(
+    *found: Any, gap: float = 0.0, variants: Sequence[Variant] = VARIANTS, seconds: float | None = None
+) -> tuple[Any, list[Any]]:
     """The best of what each variant gives, and the cutoffs that those planned together had."""
     waiting, cutoffs = iter(found), []
 
@@ -40,7 +42,7 @@ def told(*found: Any, gap: float = 0.0, variants: Sequence[Variant] = VARIANTS) 
         cutoffs.append(cutoff)
         return [next(waiting) for _ in together]
 
-    return best_of(variants, None, gap, planned), cutoffs
+    return best_of(variants, seconds, gap, planned), cutoffs
 
 
 def test_each_is_asked_for_less_than_the_best_so_far() -> None:
@@ -71,6 +73,23 @@ def test_what_is_planned_together_is_compared_with_the_best_of_all() -> None:
     best, cutoffs = told(made(99, 88, "gap"), none(89, "time"), made(50, 50), variants=together)
     assert cutoffs == [None, 99] and best.report["bound_ns"] == 50
     assert [way["status"] for way in best.report["space"]["ways"]] == ["feasible", "unknown", "optimal"]
+
+
+def test_what_ended_for_want_of_time_is_planned_again_the_least_bound_first() -> None:
+    asked = none(60, "time"), made(90, 40, "time"), made(80, 80)
+    best, cutoffs = told(*asked, none(79, "time"), made(70, 65, "bound"), seconds=1e6)
+    assert cutoffs == [None, None, 90, 80, 80]
+    ways = [(way["status"], way["bound_ns"], way["objective_ns"]) for way in best.report["space"]["ways"]]
+    assert ways == [("feasible", 65, 70), ("feasible", 79, 90), ("optimal", 80, 80)]
+    assert (best.report["objective_ns"], best.report["bound_ns"]) == (70, 65)
+
+
+def test_a_plan_that_a_second_search_does_not_improve_stays_with_the_better_bound() -> None:
+    best, cutoffs = told(made(90, 40, "time"), none(95), none(95), none(90), seconds=1e6)
+    assert cutoffs == [None, 90, 90, 90] and best.report["status"] == "optimal"
+    assert best.report["space"]["ways"][0]["objective_ns"] == 90 and best.report["space"]["limits_hit"] == []
+    _, cutoffs = told(made(90, 89, "time"), none(95), none(95), gap=0.05, seconds=1e6)
+    assert cutoffs == [None, 90, 90]  # within the gap
 
 
 @pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])
