@@ -26,6 +26,7 @@ class Context:
     `model` describes the model in plan and report, `module` is the module itself with example inputs and loss, and
     `initial` says how its weights begin. Seconds count from `start`. `save_network`: the file in which the first
     placement's cost network is kept. `emits`: each plan's program is emitted once, to be sure that it can be.
+    `explains`: where nothing fits, it is searched whether anything does without the options that narrow the space.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Context:
     start: float = field(default_factory=time.monotonic)
     initial: InitialValues | None = None
     emits: bool = True
+    explains: bool = True
 
     def tell(self, words: str) -> None:
         if self.progress is not None:

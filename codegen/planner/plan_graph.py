@@ -63,7 +63,7 @@ def plan_variants(
     given = [_attempt(partial(prepared, graph, machine, variant, context)) for variant in together]
     wanted = [(one.problem, one.among) for one in given if isinstance(one, Prepared)]
     limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
-    free = None if cutoff is not None else freed(graph, machine, together)
+    free = freed(graph, machine, together) if context.explains and cutoff is None else None
     found = run_search(wanted, budget.backend(), limits, budget, tell=context.tell, freed=free) if wanted else []
     ended, outcomes = time.monotonic(), iter(found)
     steps = [one.found.objective for one in found if isinstance(one, SearchOutcome) and one.found.objective is not None]
