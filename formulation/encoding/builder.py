@@ -19,7 +19,7 @@ from ..placement.placement import Placement
 from ..strategies.alternatives import Alternatives
 from ..strategies.graph_options import GraphOptions, OperatorOptions
 from ..strategies.operand_cost import EdgeTables, OperandCosts
-from ..strategies.tensor_classes import Use, classes, find_cuts, find_cuts_beside, kept_between_passes
+from ..strategies.tensor_classes import Use, classes, find_cuts, find_cuts_beside, find_pairs, kept_between_passes
 from ..strategies.transitions import Codes, Table
 from ..weights.storage import Storage
 from .encoding_options import EncodingOptions, StageContext
@@ -82,7 +82,7 @@ class NetworkBuilder:
         self.costs = OperandCosts(self.node_options, self.micro_batches, self.classes, self.stage.in_flight, shares)
         self.sparse = self.costs.sparse
         self.choices, self.cuts = Alternatives(self.pcg, self.classes), find_cuts(self.pcg, self.classes)
-        self.beside = find_cuts_beside(self.pcg, self.classes)
+        self.beside, self.pairs = find_cuts_beside(self.pcg, self.classes), find_pairs(self.pcg, self.classes)
         self.segments = RecomputableSegments(self.pcg, self.classes, self.costs, self.options, self._costs_of_part)
         self.retention = HubRetention(self.pcg, self.costs, self.choices, self.segments)
         self.variables: list[Variable] = []

@@ -44,7 +44,7 @@ from ...model.machine.machine import Machine
 from ..network.chains import find_chains
 from ..network.network import Network
 from ..placement.placement import Placement, placements
-from ..strategies.tensor_classes import classes, find_pairs
+from ..strategies.tensor_classes import classes
 from ..weights.fixed_memory import fixed_bytes
 from .builder import NetworkBuilder
 from .encoding import Encoding
@@ -171,8 +171,8 @@ def _encoding(builder: NetworkBuilder) -> Encoding:
 
 def _with_pairs(network: Network, builder: NetworkBuilder) -> Network:
     """The network with the pairs of hubs between layers, and its variables in the order of the graph."""
-    hubs, found = builder.hubs, find_pairs(builder.pcg, builder.classes).items()
-    pairs = tuple((hubs[u][0], hubs[v][0]) for v, u in found if u in hubs and v in hubs)
+    hubs = builder.hubs
+    pairs = tuple((hubs[u][0], hubs[v][0]) for v, u in builder.pairs.items() if u in hubs and v in hubs)
     places = builder.positions
     line = sorted((v for v, place in enumerate(places) if not place.shared), key=lambda v: places[v].order)
     return replace(network, pairs=pairs, line=tuple(line)) if pairs else network

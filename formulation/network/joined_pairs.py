@@ -112,7 +112,7 @@ class _Joining:
     def _wide(self, table: Table, edge: Edge, start: int) -> Table:
         """A table of an edge, whose ends are at the dims from `start` on."""
         for axis, v in enumerate((edge.u, edge.v), start):
-            if v in self.other:
+            if v in self.other and self.other[v][1] > 1:
                 table = self._repeated(table, axis, self.other[v][1], each=v in self.first)
         return table
 

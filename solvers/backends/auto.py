@@ -19,6 +19,7 @@ from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_maxima, plainest, solve_maxima
 from ..protocol import NO_LIMITS, PRICED, STOPPED, Limits, Search, Solution, Status
 from ..wide.portfolio import solve_flat, try_programs
+from ..wide.solve_loosened import solve_loosened
 from ..wide.solve_reduced import reducible, solve_joined
 from .cpsat import CpSatPlain, run, solve_whole
 
@@ -43,7 +44,7 @@ class Auto:
         together = joined(network)
         if together is not None:
             return search.run(lambda: solve_joined(search, together, self.solve))
-        return search.run(lambda: self._solve(search))
+        return search.run(lambda: solve_loosened(search, self.solve) or self._solve(search))
 
     def _solve(self, search: Search) -> Solution:
         network = search.network

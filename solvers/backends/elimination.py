@@ -15,6 +15,7 @@ from ..elimination.memory_price import sweep
 from ..elimination.order import TooWideError, compile_network
 from ..elimination.transient_memory import has_maxima, solve_maxima
 from ..protocol import INEXACT, NO_LIMITS, PRICED, Limits, Search, Solution
+from ..wide.solve_loosened import solve_loosened
 from ..wide.solve_reduced import as_solver, reducible, solve_instead, solve_joined, solve_reduced, unflattened
 from ..wide.substitution import Reduced
 
@@ -40,11 +41,15 @@ class Elimination:
         together = joined(network)
         if together is not None:
             return search.run(lambda: solve_joined(search, together, self.solve))
+        return search.run(lambda: solve_loosened(search, self.solve) or self._solve(search))
+
+    def _solve(self, search: Search) -> Solution:
+        network = search.network
         if has_maxima(network):
-            return search.run(lambda: solve_maxima(search, self.solve))
+            return solve_maxima(search, self.solve)
         if network.chains or network.switches:  # eliminating equal copies once saves more than reduction
-            return search.run(lambda: self._whole(search))
-        return search.run(lambda: solve_reduced(search, self._smaller))
+            return self._whole(search)
+        return solve_reduced(search, self._smaller)
 
     def _smaller(self, search: Search, small: Reduced) -> Solution:
         """Solve the reduced network, or the original one where that is less work."""

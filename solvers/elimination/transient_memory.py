@@ -202,7 +202,7 @@ def _list(search: Search, solve: _Solve, circuit: Circuit, groups: Groups, best:
     return replace(solution, words=PRICED) if search.limits.quick and not search.done else solution
 
 
-def _tau_of(network: Network, assignment: tuple[int, ...]) -> int:
+def tau_of(network: Network, assignment: tuple[int, ...]) -> int:
     """The largest transient use of an assignment."""
     return max(extras(network, assignment).values(), default=0)
 
@@ -314,7 +314,7 @@ def _solve_wide(search: Search, solve: _Solve) -> Solution:
     search.raise_bound(answer.bound)
     fits = answer.assignment is None or search.offer(answer.assignment) or not has_extras(search.network)
     if not fits and answer.assignment is not None and not search.limits.rough:
-        _raise_tau(search, solve, _tau_of(search.network, answer.assignment))
+        _raise_tau(search, solve, tau_of(search.network, answer.assignment))
     what = "windows" if search.network.windows else "transient memory"
     return search.finish("" if search.done else f"too wide to price {what}")
 
@@ -329,7 +329,7 @@ def _raise_tau(search: Search, solve: _Solve, tau: int) -> None:
         if answer.assignment is None:
             return
         search.offer(answer.assignment)
-        tau = _tau_of(search.network, answer.assignment)
+        tau = tau_of(search.network, answer.assignment)
 
 
 def _solve_silently(search: Search, solve: _Solve, network: Network, limits: Limits) -> Solution:
@@ -389,7 +389,7 @@ class _TauSearch:
     def plain_relaxation(self) -> _Relaxation:
         """The circuit without extras, priced with the incumbent's transient use subtracted from capacity 0."""
         search, network = self.search, self.search.network
-        tau = 0 if search.assignment is None else _tau_of(network, search.assignment)
+        tau = 0 if search.assignment is None else tau_of(network, search.assignment)
         inner = Search(without_extras(network, tau), Limits(search.left), search.source)
         first, *others = self.plain.network.capacities
         circuit = replace(self.plain, network=replace(self.plain.network, capacities=(first - tau, *others)))
@@ -477,7 +477,7 @@ class _TauSearch:
             bound = answer.bound
             if found is None:
                 continue
-            needs, verdict = _tau_of(search.network, found), evaluate(search.network, found)
+            needs, verdict = tau_of(search.network, found), evaluate(search.network, found)
             if not verdict.feasible:
                 spare = search.network.capacities[0] - verdict.use[0] + needs
                 split = (bisect_right(levels, spare) + levels.index(needs) + 1) // 2  # excludes it from both branches

@@ -21,7 +21,7 @@ CUT = "large costs are known only as clipped for floats"
 """Words of a solution optimal only for clipped costs (`in_floats`)."""
 _REDUCTION = 0.3  # share of the time left, for reduction
 
-_Solve: TypeAlias = Callable[[Network, Limits], Solution]
+Solve: TypeAlias = Callable[[Network, Limits], Solution]
 
 
 def reducible(network: Network) -> bool:
@@ -29,7 +29,7 @@ def reducible(network: Network) -> bool:
     return fits(flattened(without_switches(network).network))
 
 
-def as_solver(solve: Callable[[Search], Solution], name: str) -> _Solve:
+def as_solver(solve: Callable[[Search], Solution], name: str) -> Solve:
     """The function of a network and limits that runs `solve` on a search of its own."""
 
     def solve_network(network: Network, limits: Limits) -> Solution:
@@ -103,7 +103,7 @@ def solve_instead(
     search: Search,
     network: Network,
     lift: Callable[[tuple[int, ...]], tuple[int, ...]],
-    solve: _Solve,
+    solve: Solve,
     cut: bool = False,
 ) -> Solution:
     """Solve a search's network by an equivalent one, whose assignments `lift` maps back.
@@ -127,7 +127,7 @@ def solve_instead(
     return search.finish(CUT if clipped else answer.words, infeasible=answer.status is Status.INFEASIBLE)
 
 
-def solve_joined(search: Search, together: Joined, solve: _Solve) -> Solution:
+def solve_joined(search: Search, together: Joined, solve: Solve) -> Solution:
     """Solve a search's network by that with joined pairs, of which the prices and the proof hold as they are."""
 
     def solved(network: Network, limits: Limits) -> Solution:

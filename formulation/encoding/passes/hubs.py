@@ -1,9 +1,10 @@
-"""Hubs: the layout to which a tensor is converted once, for several readers, or where the graph is cut."""
+"""Hubs: the layout to which a tensor is converted once, for several readers, or where layers end."""
 
 from collections.abc import Mapping
 from functools import partial
 
 from ...network.chains import Position
+from ...network.joined_pairs import LEAST_COPIES
 from ..builder import Conversion, NetworkBuilder
 from ..hub_retention import fill_both
 from .encoding_pass import EncodingPass
@@ -12,10 +13,15 @@ from .encoding_pass import EncodingPass
 class Hubs(EncodingPass):
     """h_t: the shared layout of a computed tensor that several readers have in common, or that leaves a segment."""
 
+    def __init__(self, builder: NetworkBuilder) -> None:
+        super().__init__(builder)
+        found = builder.pairs.items() if len(builder.pairs) > LEAST_COPIES else ()
+        self.pairs = {node for pair in found for node in pair}
+
     def publish(self, node: int) -> None:
         builder = self.builder
         shared = builder.choices.read_together(builder.classes.uses.get(node, ()))
-        if node in builder.cuts or shared or builder.segments.leaves(node):
+        if node in builder.cuts or node in self.pairs or shared or builder.segments.leaves(node):
             self._add(node)
 
     def _add(self, node: int) -> None:
