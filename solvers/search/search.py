@@ -88,6 +88,7 @@ class _Turns:
         self.searches, self.limits, self.executor = searches, limits, executor
         self.taken: deque[ConfigurationSearch] = deque()  # whose tasks are running
         self.begun: list[ConfigurationSearch] = []
+        self.exhausted = False  # whoever had its turn had nothing to do, even if its gap is still open
         for one in searches:
             one.alone = len(searches) == 1
         self.start = time.monotonic()
@@ -144,9 +145,11 @@ class _Turns:
                 if task is not None:
                     self.taken.append(one)
                     return task
-            if self.taken or self.begun == self.searches:
+            if self.taken or self.exhausted:
                 raise StopIteration
-            self._begin()
+            self.exhausted = True
+            if self.begun != self.searches:
+                self._begin()
 
     def _in_turn(self) -> Sequence[ConfigurationSearch]:
         """The searches that may have the next task, the first choice first."""
@@ -156,7 +159,7 @@ class _Turns:
         (second,) = others
         if second.best is not None:
             return sorted(self.begun, key=lambda one: one.bound())
-        needed = first.is_done or self._is_late()
+        needed = first.is_done or self.exhausted or self._is_late()
         if not needed and not first.is_far:
             return [first]
         if len(self.begun) == 1:
