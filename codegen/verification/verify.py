@@ -71,9 +71,11 @@ def verify(
     for a program emitted only for this. `level`: ranks are threads of this process, or processes that torchrun starts.
     `module` and `inputs` are needed if the plan neither has its module nor says how to build it, and then `loss` if one
     was given for the plan. `objective` says which output of the module was trained.
-    Raises PartitaError for a folder without program, a wrong number of ranks, and a plan too large for this machine's
-    memory.
+    Raises PartitaError for a folder without program, a wrong number of ranks, inputs or a loss without their module,
+    and a plan too large for this machine's memory.
     """
+    if module is None and not (inputs is None and loss is None):
+        raise PartitaError("inputs and loss are those of a module: give verify that module, too")
     with tempfile.TemporaryDirectory(prefix="partita-verify-") as folder:
         given = None if module is None else TrainedModule(module, inputs, loss)
         trial = _trial(target, Path(folder), ranks, steps, given)

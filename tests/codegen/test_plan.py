@@ -121,6 +121,9 @@ def test_a_plan_keeps_the_module_that_it_was_made_from() -> None:
     made = optimize(module, (x,), Machine.adhoc((2,)), batch=8, loss="projection")
     assert made.module is not None and made.module[0] is module
     assert made.verify()["ok"]  # nothing but the plan says how to build it
+    for alone in ({"inputs": (x,)}, {"loss": "projection"}):
+        with pytest.raises(PartitaError, match="give verify that module"):
+            made.verify(**alone)
     again = Plan.from_json(made.to_json())
     assert again == made and again.module is None
     with pytest.raises(PartitaError, match="give verify the module"):
