@@ -9,7 +9,8 @@ move from its tables to the streams; what belongs to no micro-batch, such as the
 
 A window has no H where that is never longer than G, whatever is chosen: the sum over its tables of the most that H
 exceeds G is not above 0. Where a network bounds what layers cost inside a larger part, one that may be the first layer
-there has no H either: the first layer hides nothing, and its host time is not priced.
+there has no H either: the first layer hides nothing, and its host time is not priced. Nor has
+the last backward where updates are left out: H may hide behind the reductions, which are left out with them.
 """
 
 from collections.abc import Callable, Mapping
@@ -90,7 +91,9 @@ class Windows(EncodingPass):
         for layer in range(len(layers)):
             own, between = ({key: m.split for key, m in of.items() if m.layer == layer} for of in (variables, edges))
             host = layer >= self._hostless
-            windows += [_window(own, between, place, host=host) for place in range(self._windows)]
+            for place in range(self._windows):
+                hidden = builder.stage.without_updates and place == self._windows - 1
+                windows.append(_window(own, between, place, host=host and not hidden))
         builder.windows = tuple(windows)
         self._leave(variables, edges)
 

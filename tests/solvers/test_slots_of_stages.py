@@ -1,0 +1,96 @@
+"""What a search proves of the slots of stages, against stages priced slot by slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from partita.codegen.planner.confirmed_plan import confirmed_plan, step_ns
+from partita.codegen.pricing.pipeline_runs import phase_ns
+from partita.codegen.pricing.stage_price import stage_price
+from partita.formulation.network.network import evaluate
+from partita.formulation.pipeline.schedule import GPIPE
+from partita.formulation.placement.placement import distinct, placements
+from partita.formulation.search_space import SearchSpace
+from partita.model.capture.capture import capture
+from partita.model.machine.machine import Machine, stage_machine
+from partita.model.training import Training
+from partita.solvers.protocol import solver
+from partita.solvers.search.part_networks import PartNetworks
+from partita.solvers.search.pipeline_problem import PipelineProblem
+from partita.solvers.search.planning_problem import PlanningProblem
+from partita.solvers.search.result import ConfigurationSpace, SearchResult
+from partita.solvers.search.search import search
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
+        return y
+
+
+class Tower(nn.Module):
+    def __init__(self, width: int, inner: tuple[int, ...]) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(512, width), nn.Linear(width, 512)
+        self.layers = nn.ModuleList(Layer(width, n) for n in inner)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        scores: torch.Tensor = self.head(x).logsumexp(-1)
+        return scores.mean()
+
+
+def asked(
+    inner: tuple[int, ...], levels: tuple[tuple[int, float, float], ...], batch: int, k: int, space: SearchSpace
+) -> PlanningProblem:
+    """`levels`: size, how many times slower than usual, and latency in ns."""
+    with torch.device("meta"):
+        module = Tower(64, inner).train()
+    sizes = tuple(size for size, *_ in levels)
+    machine = Machine.adhoc(sizes)
+    slow = tuple(
+        replace(level, bandwidth=level.bandwidth / less, latency_ns=ns)
+        for level, (_, less, ns) in zip(machine.levels, levels, strict=True)
+    )
+    device = replace(machine.device, launch_ns=3000.0)
+    graph = capture(module, (torch.zeros(batch, 32, dtype=torch.int64),), batch=batch)
+    every = distinct(placements(sizes))
+    return PlanningProblem(
+        graph, replace(machine, levels=slow, device=device), Training(batch, "float32", "sgd"), every, (k,), space
+    )
+
+
+def found_in(problem: PlanningProblem, row: tuple[int, ...]) -> SearchResult:
+    every = distinct(placements(stage_machine(problem.machine, row).hierarchy))
+    places = tuple(place for place in every if len(place.sizes) == 1)
+    return search(problem, solver("auto"), space=ConfigurationSpace({row: places}, GPIPE, step_ns=step_ns))
+
+
+def test_slots_take_what_bounds_them_where_the_host_hides_behind_reductions() -> None:
+    """These count as updates, which are in none of the slots."""
+    problem = asked((128, 128, 128), ((8, 1000.0, 1000.0),), 8, 1, SearchSpace())
+    device = replace(problem.machine.device, host_ns=8000, launch_ns=0.0)
+    copied = tuple((n.name, "b.0") for n in problem.pcg.nodes if n.name.endswith(("up", "down")))
+    machine = replace(problem.machine, device=device)
+    problem = replace(problem, machine=machine, space=SearchSpace(fix=copied))
+    found = found_in(problem, (2,))
+    plan, configuration = confirmed_plan(problem, found, {}), found.configuration
+    assert configuration is not None
+    parts = PartNetworks(PipelineProblem(problem), configuration, solver("auto"))
+    for s, (ends, (_, taken)) in enumerate(zip(pairwise(found.bounds), found.stages, strict=True)):
+        flight, cost = configuration.in_flight(s), stage_price(plan.stages[s], delays_messages=True)
+        forward, backward, update = (phase_ns(cost, phase) for phase in ("forward", "backward", "update"))
+        network = parts.encoding(*ends, flight).network
+        assert evaluate(network, taken).cost <= forward + backward + (0 if s else update)
+    streams = [len(next(iter(window.variables.values()))) for window in network.windows]
+    assert streams == [3, 2] * (len(streams) // 2) and streams  # no host in the backward that ends with reductions
