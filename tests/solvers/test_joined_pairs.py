@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from partita.formulation.network.joined_pairs import Joined, joined
-from partita.formulation.network.network import INFINITE, Edge, Network, Switch, Table, Variable, Window, evaluate
+from partita.formulation.network.network import INFINITE, Edge, Network, Table, evaluate
 from partita.solvers.protocol import NO_LIMITS, Status, solver
+
+from .layer_pairs import layered
 
 
 def layers(rng: random.Random, count: int) -> Network:
@@ -30,34 +32,10 @@ def layers(rng: random.Random, count: int) -> Network:
         between["u", "a", True][0][0, 0] = INFINITE
     recomputed = {key: tuple(np.stack([t, table(*t.shape)]) for t in between[key]) for key in ends[:2]}
     extra, streams = table(2, 2, 2), {key: table(2, *between[key][0].shape) for key in ends[2:]}
-    variables: list[Variable] = []
-    edges: list[Edge] = []
-    at: list[dict[str, int]] = []
-    switches, windows, modes = [], [], (np.zeros(2, np.int64), np.zeros((2, 1), np.int64))
     switched, windowed = rng.random() < 0.5, rng.random() < 0.5
-    for number in range(count):
-        at.append({})
-        if switched:
-            at[-1]["z"] = len(variables)
-            variables.append(Variable(f"z{number}", *modes))
-        for name in "abuv":
-            at[-1][name] = len(variables)
-            variables.append(Variable(f"{name}{number}", *(own | free)[name]))
-        decided, hidden = {}, {}
-        for (x, y, further), tables in between.items():
-            if further and not number:
-                continue
-            if (x, y, further) in recomputed and switched:
-                decided[len(edges)] = *recomputed[x, y, further], extra if y == "u" else None
-            elif (x, y, further) in streams and windowed:
-                hidden[len(edges)] = streams[x, y, further]
-            edges.append(Edge(at[-1 - further][x], at[-1][y], *tables))
-        switches += [Switch(at[-1]["z"], {}, decided)] if switched else []
-        windows += [Window({}, hidden)] if windowed else []
-    pairs = tuple((own["u"], own["v"]) for own in at)
-    line = tuple(range(len(variables)))
-    room = (rng.randint(4, 12) * count,)
-    return Network(tuple(variables), tuple(edges), room, 7, (), tuple(switches), tuple(windows), pairs, line)
+    modes = {key: (*tables, extra if key[1] == "u" else None) for key, tables in recomputed.items() if switched}
+    room = rng.randint(4, 12) * count
+    return layered(count, own | free, between, modes, streams if windowed else {}, room)
 
 
 def is_joined(network: Network) -> Joined:

@@ -15,12 +15,14 @@ from partita.formulation.encoding.encoding_options import EncodingOptions
 from partita.formulation.network import joined_pairs
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.loose_hubs import Loosened, loosened
-from partita.formulation.network.network import INFINITE, Edge, Network, Switch, Table, Variable, Window, evaluate
+from partita.formulation.network.network import INFINITE, Network, Table, evaluate
 from partita.formulation.placement.placement import placements
 from partita.formulation.search_space import SearchSpace
 from partita.model.machine.machine import Machine
 from partita.solvers.elimination import order
 from partita.solvers.protocol import NO_LIMITS, Limits, Status, solver
+
+from .layer_pairs import layered
 
 LARGE = 1000
 """What tables of the first tensor of a layer are multiplied by; the second one has little at stake."""
@@ -54,34 +56,9 @@ def layers(rng: random.Random, count: int) -> Network:
     }
     extra = table(2, 2, 3)
     streams = {key: scale[key] * table(2, *costs[key].shape) for key in ends[2:]}
-    variables: list[Variable] = []
-    edges: list[Edge] = []
-    at: list[dict[str, int]] = []
-    switches, windows, of_modes = [], [], (np.zeros(2, np.int64), np.zeros((2, 1), np.int64))
-    for number in range(count):
-        at.append({})
-        if switched:
-            at[-1]["z"] = len(variables)
-            variables.append(Variable(f"z{number}", *of_modes))
-        for name in "abuv":
-            at[-1][name] = len(variables)
-            variables.append(Variable(f"{name}{number}", *(own | free)[name]))
-        modes, hidden = {}, {}
-        for key in ends:
-            x, y, further = key
-            if further and not number:
-                continue
-            if key in decided and switched:
-                modes[len(edges)] = (*decided[key][:2], extra if y == "v" else None)
-            elif key in streams and windowed:
-                hidden[len(edges)] = streams[key]
-            edges.append(Edge(at[-1 - further][x], at[-1][y], costs[key], uses[key]))
-        switches += [Switch(at[-1]["z"], {}, modes)] if switched else []
-        windows += [Window({}, hidden)] if windowed else []
-    pairs = tuple((own["u"], own["v"]) for own in at)
-    room = (rng.randint(14, 40) * count,)
-    parts = tuple(variables), tuple(edges), room, 7, (), tuple(switches), tuple(windows)
-    made = Network(*parts, pairs, tuple(range(len(variables))))
+    edges = {key: (costs[key], uses[key]) for key in ends}
+    modes = {key: (*decided[key][:2], extra if key[1] == "v" else None) for key in decided if switched}
+    made = layered(count, own | free, edges, modes, streams if windowed else {}, rng.randint(14, 40) * count)
     check_network(made)
     return made
 
