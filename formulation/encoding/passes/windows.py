@@ -2,15 +2,15 @@
 
 Forward and backward of a layer are windows of three streams: G, kernels and all that they wait for, W, conversions of
 weights and reductions of gradients, and H, the host, which issues the calls of both. Weights that are exchanged before
-they are gathered do not travel ahead (`Table.waits`): they are in G. Kernels lose a share of W's time
-to it where cores that compute carry messages (`Machine.busy_ns`), which is in G. What is reduced once a step hides
-in the last micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
+they are gathered do not travel ahead (`Table.waits`): they are in G. Kernels lose a share of W's time to it where cores
+that compute carry messages (`Machine.busy_ns`), which is in G. What is reduced once a step hides in the last
+micro-batch only, so that of several micro-batches the last backward is a window of its own. A layer's costs
 move from its tables to the streams; what belongs to no micro-batch, such as the update, stays.
 
 A window has no H where that is never longer than G, whatever is chosen: the sum over its tables of the most that H
 exceeds G is not above 0. Where a network bounds what layers cost inside a larger part, one that may be the first layer
-there has no H either: the first layer hides nothing, and its host time is not priced. Nor has
-the last backward where updates are left out: H may hide behind the reductions, which are left out with them.
+there has no H either: the first layer hides nothing, and its host time is not priced. Nor has the last backward where
+updates are left out: its host time may hide behind reductions, which are left out as well.
 """
 
 from collections.abc import Callable, Mapping
