@@ -11,7 +11,7 @@ import numpy as np
 from ...formulation.network.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
-from .factors import Factor, dense, network_factors, reachable
+from .factors import Factor, dense, network_factors, outlines, reachable
 from .kernels import Bools, Ints
 from .tables import Tables
 
@@ -30,6 +30,24 @@ def compile_network(network: Network) -> Circuit:
 
     Raises TooWideError if a table, or all of them together, would be too large, or the capacities too many.
     """
+    outline, variables, edges = _outline(network)
+    factors = tuple(network_factors(outline.network, variables, edges))
+    circuit = replace(outline, factors=factors, leaves=tuple(f.narrow() for f in factors))
+    circuit.__dict__["size"] = outline.size
+    return circuit
+
+
+def is_narrow(network: Network) -> bool:
+    """True if elimination can take a network, as the shapes of its tables tell."""
+    try:
+        _outline(network)
+    except TooWideError:
+        return False
+    return True
+
+
+def _outline(network: Network) -> tuple[Circuit, list[int], list[int]]:
+    """The circuit of a network without the numbers in its tables, and the variables and edges that have factors."""
     if len(network.capacities) > MAX_CAPACITIES:
         raise TooWideError(f"{len(network.capacities)} capacities, each of which needs a price")
     network = reachable(dense(network))
@@ -54,12 +72,12 @@ def compile_network(network: Network) -> Circuit:
             for v, first in zip(copy, chain.copies[0], strict=True):
                 domain[v] = first
     variables = [v for v in range(len(network.variables)) if v not in inner]
-    factors = network_factors(network, variables, [*(k for chain in copy_edges for k in chain[0]), *rest_edges])
+    edges = [*(k for chain in copy_edges for k in chain[0]), *rest_edges]
     kept = {d: np.arange(len(network.variables[d].cost)) for d in sorted(set(domain))}
-    circuit = arrange(network, factors, tuple(domain), kept)
+    circuit = arrange(network, outlines(network, variables, edges), tuple(domain), kept)
     if any(found > limit for found, limit in zip(circuit.size, MAX_SIZE, strict=True)):
         raise TooWideError("tables of {} entries in all, and {} additions".format(*circuit.size))
-    return circuit
+    return circuit, variables, edges
 
 
 def restrict(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...formulation.network.joined_pairs import joined
 from ...formulation.network.loose_hubs import Loosened, loosened
 from ...formulation.network.network import Network
-from ..elimination.order import TooWideError, compile_network
+from ..elimination.order import is_narrow
 from ..elimination.transient_memory import has_extras, tau_of, without_extras, without_windows
 from ..protocol import INTERRUPTED, Limits, Progress, Search, Solution, Status
 from .solve_reduced import Solve
@@ -44,11 +44,7 @@ def solve_loosened(search: Search, solve: Solve) -> Solution | None:
 def _fits(network: Network) -> bool:
     """True if elimination can take the network, its pairs joined."""
     together = joined(network)
-    try:
-        compile_network(network if together is None else together.network)
-    except TooWideError:
-        return False
-    return True
+    return is_narrow(network if together is None else together.network)
 
 
 def _bounded(search: Search, progress: Progress) -> None:
