@@ -140,7 +140,14 @@ class Configuration:
     @property
     def rounding_ns(self) -> int:
         """What the step may be shorter than the bound, since slots are rounded down."""
-        return self.directions * self.micro_batches + self.devices if self.bounded_by_slots else 0
+        if not self.bounded_by_slots or (self.micro_batches, self.directions) == (1, 1):
+            return 0
+        return self.directions * self.micro_batches + self.devices
+
+    @property
+    def by_formula(self) -> Configuration:
+        """The same whose step is the formula, which counts all that every stage does, updates and messages too."""
+        return replace(self, schedule=replace(self.schedule, has_step_formula=True, formula_bounds=False))
 
     @property
     def weight_versions(self) -> int:

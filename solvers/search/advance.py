@@ -5,17 +5,19 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.garbage_collection import seldom_collected
-from ..protocol import Solver
+from ..protocol import Limits, Solver
 from .cut_search import search_cuts
 from .merged_device_bound import MergedDeviceBound
+from .part_bounds import ANY, PartAnswer, Query
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .result import Solved, StepNs
 from .shared_operators import beside
 from .single_stage import solve_single_stage
-from .state import Effort, Proved, Stages
+from .state import BOUNDS, Effort, Proved, Stages
 
 
 class Task(NamedTuple):
@@ -29,6 +31,7 @@ class Task(NamedTuple):
     efforts: tuple[Effort, ...]
     solver: Solver
     step_ns: StepNs | None
+    formula_target: int
 
 
 @seldom_collected()
@@ -43,18 +46,13 @@ def advance(task: Task) -> tuple[Proved, Stages | None]:
     for wanted in task.efforts:
         effort = replace(wanted, networks=wanted.networks - (state.solved - at_first))
         if configuration.devices == 1 and not task.merged:
-            stages = solve_single_stage(parts, state, task.target, effort)
+            stages = _priced(task, parts, solve_single_stage(parts, state, task.target, effort))
+        elif configuration.formula_bounds and task.step_ns and effort.level not in BOUNDS:
+            stages = _best_of_both(task, parts, state, effort)
         else:
-            stages = search_cuts(parts, configuration, state, task.target, effort)
+            stages = _priced(task, parts, search_cuts(parts, configuration, state, task.target, effort))
         if stages is not None:
             break
-    if stages is not None and task.step_ns is not None:
-        problem = task.pipeline.problem
-        solved = _decoded(parts, stages)
-        exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
-        may_be_less = problem.pcg.alternatives or configuration != configuration.whole  # or stages leave a larger share
-        assert exact is None or exact >= stages.objective or may_be_less, (exact, stages.objective)
-        stages = None if exact is None else replace(stages, objective=exact)
     state.kept += getattr(solver, "kept", 0) - before
     state.seconds += time.monotonic() - began
     state.solving += parts.solving
@@ -62,6 +60,55 @@ def advance(task: Task) -> tuple[Proved, Stages | None]:
     state.refused += parts.refused
     state.solver_words = parts.solver_words or state.solver_words
     return state, stages
+
+
+def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort) -> Stages | None:
+    """The better plan of two: of the least bound by slots, and of the least step by the formula, priced by slots too.
+
+    The formula counts updates and messages of all stages in full; slots leave most of them out of the bound.
+    """
+    if state.bound >= task.target:
+        return None
+    began, configuration = time.monotonic(), task.configuration
+    if state.by_formula is None:
+        state.by_formula = Proved(known=state.known.with_less_room(0))  # which counts no less
+    own, solved = state.by_formula, state.by_formula.solved
+    whole = PartNetworks(task.pipeline, configuration.by_formula, parts.solver)
+    first = search_cuts(whole, whole.configuration, own, task.formula_target, effort)
+    parts.add_work(whole)
+    state.solved += own.solved - solved
+    left, target, found = effort.seconds - (time.monotonic() - began), task.target, list[Stages]()
+    if first is not None:
+        ends = pairwise(first.bounds)
+        answers = tuple(parts.in_slots(*between, answer) for between, answer in zip(ends, first.answers, strict=True))
+        made = _priced(task, parts, replace(first, objective=0, answers=answers))
+        for between, answer in zip(pairwise(first.bounds), answers, strict=True):
+            state.known.add(parts.kind(*between), _query_of(answer), answer)
+        if made is not None:
+            target = min(target, Limits(gap=effort.gap).ceiling(made.objective))
+            found.append(made)
+    networks = effort.networks - (own.solved - solved)
+    second = search_cuts(parts, configuration, state, target, replace(effort, seconds=left, networks=networks))
+    found += [made for made in [_priced(task, parts, second)] if made is not None]
+    best = min(found, key=lambda stages: stages.objective, default=None)
+    return None if best is None else replace(best, by_formula=INFINITE if first is None else first.objective)
+
+
+def _query_of(answer: PartAnswer) -> Query:
+    """What is asked if any layouts will do."""
+    return Query(answer.in_flight, shared=(ANY,) * len(answer.ends[2]))
+
+
+def _priced(task: Task, parts: PartNetworks, stages: Stages | None) -> Stages | None:
+    """The plan with its step as it is priced; None if what all devices share does not fit beside its stages."""
+    if stages is None or task.step_ns is None:
+        return stages
+    problem, configuration = task.pipeline.problem, task.configuration
+    solved = _decoded(parts, stages)
+    exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
+    may_be_less = problem.pcg.alternatives or configuration != configuration.whole  # or stages leave a larger share
+    assert exact is None or exact >= stages.objective or may_be_less, (exact, stages.objective)
+    return None if exact is None else replace(stages, objective=exact)
 
 
 def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...] | None:

@@ -86,6 +86,7 @@ class ConfigurationSearch:
         self.plainest: list[_Family] = []  # for each number of stages, fewest first
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
+        self.formula_step: int | None = None  # the least of all plans, of GPipe by the formula
         self.running: deque[Work] = deque()
         self.interrupted = False
 
@@ -180,6 +181,7 @@ class ConfigurationSearch:
             efforts=efforts,
             solver=self.solver,
             step_ns=step_ns,
+            formula_target=replace(self.limits, gap=min(work.gap, self.limits.gap)).ceiling(self.formula_step),
         )
 
     def _progress(self, candidate: Candidate, level: Level) -> Callable[[Progress], None] | None:
@@ -469,6 +471,7 @@ class ConfigurationSearch:
         if candidate.merged:
             self._share_bound(candidate)
         if stages is not None:
+            self.formula_step = min(self.formula_step or INFINITE, stages.by_formula or stages.objective)
             self._keep(candidate.configuration, stages)
         if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
             self.best, self.leader, self.heirs = (candidate.configuration, stages), candidate, []

@@ -151,6 +151,12 @@ class PartNetworks:
         network = self._in_share(_Variables(found, tuple(self.pipeline.weights)).restricted(query))
         return self._solved(network, effort)
 
+    def in_slots(self, i: int, j: int, answer: PartAnswer) -> PartAnswer:
+        """A solution that was sought with all that a stage does, by its slots, of which nothing is proved by it."""
+        assert answer.assignment is not None
+        verdict = evaluate(self.encoding(i, j, answer.in_flight).network, answer.assignment)
+        return replace(answer, bound=0, inside=0, objective=verdict.cost)
+
     def decoded(self, i: int, j: int, in_flight: int, answer: PartAnswer) -> tuple[Encoding, tuple[int, ...]]:
         """The network of a stage, and its assignment from the answer of any part of its kind."""
         found = self.encoding(i, j, in_flight, view=View.PRICED)
@@ -165,6 +171,11 @@ class PartNetworks:
     def count_options(self, network: Network) -> None:
         """Record the size of the largest network."""
         self.options = max(self.options, sum(len(v.cost) for v in network.variables))
+
+    def add_work(self, other: PartNetworks) -> None:
+        """Count the work on other networks too."""
+        self.options, self.solving = max(self.options, other.options), self.solving + other.solving
+        self.refused, self.solver_words = self.refused + other.refused, self.solver_words or other.solver_words
 
     def answered(self, network: Network, limits: Limits) -> Solution:
         """The solver's answer; its time and its refusals are counted."""

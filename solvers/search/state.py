@@ -69,6 +69,7 @@ class Proved:
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those
     interrupted: bool = False
+    by_formula: Proved | None = None  # GPipe: of the same configuration whose step is the formula
 
     def copy(self) -> Proved:
         """An independent copy."""
@@ -83,6 +84,7 @@ class Proved:
             tried={**self.tried},
             bounded={*self.bounded},
             prices_of={**self.prices_of},
+            by_formula=None if self.by_formula is None else self.by_formula.copy(),
         )
 
     def uncounted(self) -> Proved:
@@ -92,10 +94,14 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A plan: its step in ns, its cuts, each stage's solution; of one stage the solver's `source` and `proof`."""
+    """A plan: its step in ns, its cuts, each stage's solution; of one stage the solver's `source` and `proof`.
+
+    `by_formula`: the least step by the formula, if that has sought it too; INFINITE if it found none, 0: not asked.
+    """
 
     objective: int
     bounds: tuple[int, ...]
     answers: tuple[PartAnswer, ...]
     source: str = ""
     proof: Proof | None = None
+    by_formula: int = 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from partita.codegen.planner.confirmed_plan import confirmed_plan, step_ns
+from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.pipeline_runs import phase_ns
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.network.network import evaluate
@@ -18,6 +19,7 @@ from partita.formulation.search_space import SearchSpace
 from partita.model.capture.capture import capture
 from partita.model.machine.machine import Machine, stage_machine
 from partita.model.training import Training
+from partita.solvers.budget import Budget
 from partita.solvers.protocol import solver
 from partita.solvers.search.part_networks import PartNetworks
 from partita.solvers.search.pipeline_problem import PipelineProblem
@@ -94,3 +96,16 @@ def test_slots_take_what_bounds_them_where_the_host_hides_behind_reductions() ->
         assert evaluate(network, taken).cost <= forward + backward + (0 if s else update)
     streams = [len(next(iter(window.variables.values()))) for window in network.windows]
     assert streams == [3, 2] * (len(streams) // 2) and streams  # no host in the backward that ends with reductions
+
+
+def test_the_plan_of_the_formula_is_tried_too() -> None:
+    """With one micro-batch GPipe is 1F1B; stages of the least slots alone end in long reductions of gradients."""
+    with torch.device("meta"):
+        module, x = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]), torch.zeros(64, 256)
+    graph, two = capture(module, (x,), batch=64, loss="projection"), Machine.adhoc((2, 2))
+    space = SearchSpace(stages=2, micro_batches=1)
+    by_formula, by_slots = (
+        plan_graph(graph, two, Training(64), replace(space, schedule=name), Budget(workers=1))
+        for name in ("1f1b", "gpipe")
+    )
+    assert by_slots.report["objective_ns"] < by_formula.report["objective_ns"]
