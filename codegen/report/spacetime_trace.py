@@ -1,6 +1,7 @@
 """A predicted step as a timeline for Perfetto (ui.perfetto.dev): Chrome's trace events, `ts` and `dur` in us.
 
-Every device is a process with a thread for each stream: computing, transfers, weights, copies to and from the host.
+Every device is a process with a thread for each stream: computing, collectives, weights, copies to and from the host,
+messages that it sends and that it receives.
 Consecutive operators of one phase and micro-batch are children of one slice. Arrows lead from a send to its receive; a
 counter shows the memory.
 """

@@ -1,9 +1,10 @@
 """Simulation of a step of a program: the time of every instruction and the memory of every device.
 
-A device runs its instructions in order on a compute stream; transfers run on a communication stream, offloads and
-reloads on a host stream. Each stream runs one instruction at a time. A transfer starts once all its members have
-reached it, its inputs are ready and their earlier transfers are done; only readers of its result wait for it. Groups
-that move one tensor in the same way at the same time share links and are priced together.
+A device runs its instructions in order on a compute stream. Collectives run on one of their own, so do messages that
+it sends, messages that it receives, and copies to and from the host. Each stream runs one instruction at a time. A
+transfer starts once all its members have reached it, its inputs are ready and their earlier transfers are done; only
+readers of its result wait for it. Groups that move one tensor in the same way at the same time share links and are
+priced together.
 
 Weights and their gradients travel as the planner prices them (`weight_traffic`): in a stream of their own, beside the
 kernels of their layer, which ends with the longer of both; elsewhere devices wait for them.

@@ -16,14 +16,30 @@ from numba import njit
 from .equal_ranks import equal_events
 from .lifetimes import Lifetimes
 from .looped import FEW, Looped, Numbers
-from .materialized import Accumulate, Add, Instruction, Join, Run, Slice, Transfer, Zeros, ready_after, waits_for
+from .materialized import (
+    Accumulate,
+    Add,
+    Collective,
+    Instruction,
+    Join,
+    Receive,
+    Run,
+    Send,
+    Slice,
+    Transfer,
+    Zeros,
+    ready_after,
+    waits_for,
+)
 from .moves import Moves
 from .op import Phase
 from .weight_traffic import Window
 
-COMPUTE, COMMUNICATION, WEIGHTS, HOST = "compute", "communication", "weights", "host"
-STREAMS = (COMPUTE, COMMUNICATION, WEIGHTS, HOST)
-_COMPUTE, _WEIGHTS = STREAMS.index(COMPUTE), STREAMS.index(WEIGHTS)
+COMPUTE, COLLECTIVES, WEIGHTS, HOST = "compute", "collectives", "weights", "host"
+SENDS, RECEIVES = "sends", "receives"
+STREAMS = (COMPUTE, COLLECTIVES, WEIGHTS, HOST, SENDS, RECEIVES)
+_COMPUTE, _WEIGHTS, _COUNT = STREAMS.index(COMPUTE), STREAMS.index(WEIGHTS), len(STREAMS)
+_OF_TRANSFERS = {Collective: COLLECTIVES, Send: SENDS, Receive: RECEIVES}
 _STAYS, _LEAVES = -2, -1  # instead of a window: an instruction that any window goes on over, and one that ends it
 
 
@@ -161,7 +177,8 @@ class Timeline:
     def _on(self, device: int, place: int, instruction: Instruction) -> Streamed:
         weights = self.weights.moves(instruction)
         if isinstance(instruction, Transfer):
-            return Streamed(WEIGHTS if weights else COMMUNICATION, 0, self.moves.size_bytes(instruction.key))
+            stream = WEIGHTS if weights else _OF_TRANSFERS[type(instruction)]
+            return Streamed(stream, 0, self.moves.size_bytes(instruction.key))
         if not isinstance(instruction, Run):
             return Streamed(WEIGHTS if weights else COMPUTE, self._local_ns(instruction), 0)
         if instruction.op.phase in (Phase.OFFLOAD, Phase.RELOAD):
@@ -245,7 +262,7 @@ def _run(events: _Events, entries: _Entries, ready: Numbers, made: Numbers, head
 
     `heads`: by device, where its instructions begin there.
     """
-    free = np.zeros((len(heads), 4), dtype=np.int64)  # by device and stream
+    free = np.zeros((len(heads), _COUNT), dtype=np.int64)  # by device and stream
     began = np.zeros(len(heads), dtype=np.int64)  # when the window of a device did
     inside = np.full(len(heads), _LEAVES, dtype=np.int64)  # which one it is in
     for event in range(len(events.numbers)):

@@ -69,7 +69,7 @@ def test_a_device_is_a_process_with_a_thread_for_each_stream(events: list[Event]
     named = {(e["pid"], e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"}
     assert named == {
         *((device, "process_name", f"device {device}") for device in (0, 1)),
-        *((device, "thread_name", stream) for device in (0, 1) for stream in ("compute", "communication")),
+        *((device, "thread_name", stream) for device in (0, 1) for stream in ("compute", "sends", "receives")),
         (0, "thread_name", "host"),
     }
 
@@ -108,8 +108,8 @@ def test_arrows_lead_from_sends_to_receives(events: list[Event]) -> None:
     for key, start in ends["s"].items():
         finish = ends["f"][key]
         assert start["pid"] != finish["pid"] and finish["bp"] == "e" and start["ts"] <= finish["ts"]
-        for end in (start, finish):
-            assert any(e["ts"] == end["ts"] for e in slices(events, end["pid"], "communication"))
+        for end, stream in ((start, "sends"), (finish, "receives")):
+            assert any(e["ts"] == end["ts"] for e in slices(events, end["pid"], stream))
 
 
 def test_the_counter_reaches_the_peak(events: list[Event]) -> None:

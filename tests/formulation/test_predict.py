@@ -31,7 +31,7 @@ from partita.formulation.spacetime.price import Prices
 from partita.formulation.spacetime.primitives import op_assign, op_order, op_trans, recompute, split_backward, swap
 from partita.formulation.spacetime.stages import evenly, in_order, stages
 from partita.formulation.spacetime.tasks import tasks
-from partita.formulation.spacetime.timeline import COMMUNICATION, COMPUTE, HOST, WEIGHTS
+from partita.formulation.spacetime.timeline import COMPUTE, HOST, RECEIVES, SENDS, WEIGHTS
 from partita.formulation.spacetime.transformation import split, transformation
 from partita.model.capture.capture import capture
 from partita.model.capture.load import load_module
@@ -179,8 +179,8 @@ def test_1f1b_keeps_as_many_micro_batches_as_there_are_stages_after() -> None:
 def test_streams_do_one_thing_at_a_time_and_data_comes_first() -> None:
     found = pipeline(4)
     ends: dict[Register, int] = {}
-    for own in found.devices:
-        for stream in (COMPUTE, COMMUNICATION):
+    for device, own in enumerate(found.devices):
+        for stream in (COMPUTE, RECEIVES if device else SENDS):
             mine = [timed for timed in own if timed.stream == stream]
             assert mine and all(a.end_ns <= b.start_ns for a, b in pairwise(mine))
         for timed in own:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.looped import Looped
-from ....formulation.spacetime.materialized import Collective, Materialized
+from ....formulation.spacetime.materialized import Collective, Materialized, Send
 from ....formulation.spacetime.op import Op, Phase
 from ....formulation.special import special_strategy
 from ....model.graph.buffer_updates import updated
@@ -50,6 +50,11 @@ class SpaceTimeEmission:
     @cached_property
     def collectives(self) -> frozenset[str]:
         return frozenset(i.kind for device in self.program.devices for i in device if isinstance(i, Collective))
+
+    @cached_property
+    def sends(self) -> bool:
+        """True if devices send each other messages."""
+        return any(isinstance(i, Send) for device in self.program.devices for i in device)
 
     @cached_property
     def swaps(self) -> bool:
@@ -225,7 +230,7 @@ def _main(e: SpaceTimeEmission) -> Context:
 FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature(
         "spacetime/mesh.jinja",
-        lambda e: {"groups": bool(e.groups), "cuts": e.cuts},
+        lambda e: {"groups": bool(e.groups), "cuts": e.cuts, "sends": e.sends},
         constants=lambda e: ["", *e.groups] if e.groups else [],
     ),
     section("The runtime of the devices' programs."),
