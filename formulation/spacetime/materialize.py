@@ -20,11 +20,12 @@ from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from .builder import BEFORE, START, EventBuilder
 from .dtypes import item_bytes
+from .given_back import summed_in_groups
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register, Run
 from .op import Op, Phase
 from .order import Completed, ordered
-from .supplies import Demand, Written, components, demand_of, device, nested, supplies
+from .supplies import Demand, Written, demand_of, device, nested, supplies
 from .tasks import Need
 from .transfers import Transfers
 
@@ -56,13 +57,7 @@ def materialize(
             continue
         floor = START if isinstance(key, PTensor) else (min(demand.at for demand in demands), BEFORE)
         found = supplies(nested(demands, written), written)
-        groups = components(found)
-        sent = {supply for group in groups for supply in group}
-        for supply in found:
-            if supply not in sent:
-                transfers.local(supply)
-        for group in groups:
-            transfers.component(group, floor)
+        transfers.bring(summed_in_groups(found, transfers, floor), floor)
     registers: dict[Demand, Register] = {}
     for demand in sorted(dict.fromkeys(wanted.of.values()), key=lambda q: q.within is not None):
         mask, place = demand.read.mask, (demand.at, BEFORE)

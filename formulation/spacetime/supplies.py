@@ -130,6 +130,8 @@ class Written:
 
     def ready(self, supply: Supply, on: int) -> int:
         """The place at which a device has all terms of a supply."""
+        if on in supply.sums:
+            return self.builder.ready[supply.sums[on].number][0]
         inner = [self.ready(one, on) for one in supply.merged]
         return max(inner + [self.at[self._writers[term][on]] for term in supply.terms])
 

@@ -256,12 +256,12 @@ def _weights_again(
     if op.phase is not Phase.BACKWARD:
         return
     if op.node not in saved:
-        nodes, entry = op.graph.pcg.nodes, operator(op.of.op)
-        named = enumerate(zip(entry.named(op.of), op.of.inputs, strict=True))
+        entry, nodes = operator(op.of.op), tuple(op.graph.pcg.nodes[i] for i in op.of.inputs)
+        kept = entry.kept(op.of, nodes)
         saved[op.node] = [
-            (operand, source)
-            for operand, (name, source) in named
-            if nodes[source].op == "parameter" and name in entry.saved
+            (operand, op.of.inputs[operand])
+            for operand, (name, source) in enumerate(zip(entry.named(op.of), nodes, strict=True))
+            if source.op == "parameter" and name in kept
         ]
     for operand, source in saved[op.node]:
         mask = op.mask(operand)

@@ -1,7 +1,7 @@
 """Transfers of a tensor between devices: slice, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ...model.machine.machine import Machine
@@ -13,7 +13,7 @@ from .builder import EventBuilder, Place
 from .mask import Box, PTensor, hull, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
-from .supplies import Demand, Supply, Written, connected
+from .supplies import Demand, Supply, Written, components, connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,22 @@ class Transfers:
                 register = self.written.sum(supply, demand.device)
                 demand.parts += [(box, register) for box in boxes]
 
+    def bring(self, found: Sequence[Supply], floor: Place) -> None:
+        """Satisfy all demands of the supplies of one tensor."""
+        groups = components(found)
+        sent = {supply for group in groups for supply in group}
+        for supply in found:
+            if supply not in sent:
+                self.local(supply)
+        for group in groups:
+            self.component(group, floor)
+
     def component(self, supplies: Sequence[Supply], floor: Place) -> None:
         """Transfer supplies that share demands, per group of communicating devices, by a collective or by sends."""
         remote = dict.fromkeys(q for supply in supplies for q in supply.takers if q not in supply.local)
         for supply in supplies:
             self.local(supply, remote)
+        _among_readers(supplies, {demand.device for demand in remote})
         if self._path(supplies, list(remote), floor):
             return
         takers: dict[Source, list[Demand]] = defaultdict(list)
@@ -188,3 +199,12 @@ class Transfers:
         for device, demand in demands.items():
             demand.parts.append((after[device], made[device]))
         return True
+
+
+def _among_readers(supplies: Iterable[Supply], readers: Set[int]) -> None:
+    """Leave out holders that read nothing, if the readers have all supplies among them, and each has some."""
+    if readers <= {device for supply in supplies for device in supply.holders} and all(
+        not readers.isdisjoint(supply.holders) for supply in supplies
+    ):
+        for supply in supplies:
+            supply.holders = tuple(device for device in supply.holders if device in readers)
