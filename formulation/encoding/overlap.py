@@ -15,7 +15,7 @@ their use, too. Where weights that share a message mix axes, or ways to move the
 price counts too little latency.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 
 from ...model.graph.dtypes import FLOATS
@@ -31,7 +31,7 @@ from ...model.graph.segments import (
     segments,
 )
 from ...model.graph.sparse_tables import sparse_tables
-from ..bundles.bundles import find_bundles
+from ..bundles.bundles import Bundle, find_bundles
 from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
 from ..weights.buckets import BUCKET_BYTES
@@ -41,25 +41,45 @@ KERNELS, TRAFFIC, HOST = range(3)
 """The streams of a window: G, W, and what the host needs, which may be missing."""
 
 
-def overlapping_layers(pcg: PCG, classes: Classes, space: SearchSpace, *, inside: bool = False) -> tuple[Segment, ...]:
+def overlapping_layers(
+    pcg: PCG, classes: Classes, space: SearchSpace, *, inside: bool = False, part: Set[int] | None = None
+) -> tuple[Segment, ...]:
     """The layers whose weights may travel together, the first of which hides nothing.
 
     None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts, nor
-    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers.
+    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. `part`: the nodes
+    of a stage, whose branches alone matter.
     """
-    found = recomputable_segments(pcg, classes) if space.overlap and not find_bundles(pcg) else ()
+    beside = find_bundles(pcg)
+    if part is not None:
+        beside = tuple(bundle for bundle in beside if _lies_within(bundle, part))
+    found = recomputable_segments(pcg, classes) if space.overlap and not beside else ()
     return found if len(found) + inside > 1 else ()
 
 
+def _lies_within(bundle: Bundle, part: Set[int]) -> bool:
+    """True if these nodes alone have a bundle: of a sum one term may come from elsewhere."""
+    inside = [branch for branch in bundle.branches if part >= set(branch.nodes)]
+    lacking = len(bundle.branches) - len(inside)
+    return bundle.join in part and lacking <= bool(bundle.adds) and sum(bool(branch.weights) for branch in inside) > 1
+
+
 def weights_together(
-    pcg: PCG, classes: Classes, space: SearchSpace, itemsize: int, *, inside: bool = False, alone: bool = False
+    pcg: PCG,
+    classes: Classes,
+    space: SearchSpace,
+    itemsize: int,
+    *,
+    inside: bool = False,
+    alone: bool = False,
+    part: Set[int] | None = None,
 ) -> dict[str, int]:
     """The elements of the message in which weights travel: of each layer, and of each weight between layers.
 
     0 for layers whose weights go `alone`; nothing where no layers overlap. `itemsize`: bytes of an element. Of a layer
     that stages of a pipeline divide all elements count, so that no part costs more than in a larger stage.
     """
-    found = overlapping_layers(pcg, classes, space, inside=inside)
+    found = overlapping_layers(pcg, classes, space, inside=inside, part=part)
     if alone or not found:
         return {s.name: 0 for s in found}
     whole, unsure = elements_of_layer(pcg), uncertain(pcg, classes)

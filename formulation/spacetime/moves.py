@@ -100,7 +100,7 @@ class Moves:
     def _ns(self, run: Sequence[Move]) -> int:
         move, groups, sizes = run[0], tuple(move.group for move in run), tuple(move.size_bytes for move in run)
         kind, size, message, prices = move.kind, max(sizes), move.message, self.prices
-        share = self.weights.share(move.tensor) if message is Message.LAYER else 1.0
+        share = self.weights.share(move.tensor, move.group[0]) if message is Message.LAYER else 1.0
         key = kind, sizes, message, share, groups, move.messages
         if key not in self.known:
             if move.meeting is not None:

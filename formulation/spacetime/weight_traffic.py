@@ -9,7 +9,7 @@ before they are gathered (`Table.waits`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,24 +37,44 @@ class Window(NamedTuple):
     way: str
 
 
+class _Layers(NamedTuple):
+    """By node the layer that hides the traffic of its weights; by weight the share that it pays of a message."""
+
+    of: Mapping[int, str]
+    shares: Mapping[int, float]
+
+
 class WeightTraffic:
     """Of a program which instructions move weights, in which windows they are, and what they cost."""
 
     def __init__(self, program: Materialized, prices: Prices) -> None:
         self.graph, self.prices, self.pcg = program.tasks.graph, prices, program.tasks.graph.pcg
         self.messages = Messages(program)
-        known = classes(self.pcg)
-        together = weights_together(self.pcg, known, EVERYTHING, prices.precision.itemsize("float32"))
-        self.shares = latency_shares(self.pcg, together)
-        self.layer_of = {
+        self._layers: dict[frozenset[int], _Layers] = {}  # by the nodes that a device computes
+        self._of: dict[int, _Layers] = {}  # by device
+        self._devices = program.devices
+        self._windows: dict[int, dict[int, Window | None]] = {}  # by device that was asked for, as are the next
+        self._first: dict[int, dict[int, int]] = {}  # by weight, the operator that reads it first
+
+    def _layers_of(self, device: int) -> _Layers:
+        """The layers of a device, as of a stage: branches that are all on other devices do not matter."""
+        if device not in self._of:
+            nodes = frozenset(i.op.node for i in self._devices[device] if isinstance(i, Run) and i.op.phase in _WAYS)
+            if nodes not in self._layers:
+                self._layers[nodes] = self._layers_with(nodes)
+            self._of[device] = self._layers[nodes]
+        return self._of[device]
+
+    def _layers_with(self, nodes: frozenset[int]) -> _Layers:
+        known, item = classes(self.pcg), self.prices.precision.itemsize("float32")
+        together = weights_together(self.pcg, known, EVERYTHING, item, part=nodes)
+        layer_of = {
             i: segment.name
             for segment in hiding_layers(self.pcg, together, inside=True)
             for i in segment.nodes
             if not known.constant[i]
         }
-        self._devices = program.devices
-        self._windows: dict[int, dict[int, Window | None]] = {}  # by device that was asked for, as are the next
-        self._first: dict[int, dict[int, int]] = {}  # by weight, the operator that reads it first
+        return _Layers(layer_of, latency_shares(self.pcg, together))
 
     def _weight(self, node: int) -> bool:
         return self.pcg.nodes[node].op == "parameter"
@@ -71,10 +91,10 @@ class WeightTraffic:
     def window(self, device: int, place: int) -> Window | None:
         """The window that an instruction is in."""
         if device not in self._windows:
-            self._windows[device] = self._of_device(self._devices[device])
+            self._windows[device] = self._of_device(self._devices[device], self._layers_of(device).of)
         return self._windows[device].get(place)
 
-    def _of_device(self, instructions: Sequence[Instruction]) -> dict[int, Window | None]:
+    def _of_device(self, instructions: Sequence[Instruction], layer_of: Mapping[int, str]) -> dict[int, Window | None]:
         """The windows of the instructions of a device, by place; all layers but the first have some."""
         found: dict[int, Window | None] = {}
         readers: dict[Register, list[int]] = defaultdict(list)
@@ -82,7 +102,7 @@ class WeightTraffic:
         for place, instruction in enumerate(instructions):
             for register in reads(instruction):
                 readers[register].append(place)
-            if isinstance(instruction, Run) and (layer := self.layer_of.get(instruction.op.node)) is not None:
+            if isinstance(instruction, Run) and (layer := layer_of.get(instruction.op.node)) is not None:
                 layers.setdefault(layer)
                 if layer != next(iter(layers)) and instruction.op.phase in _WAYS:
                     found[place] = Window(layer, _WAYS[instruction.op.phase])
@@ -94,7 +114,7 @@ class WeightTraffic:
                 after = (found.get(reader) for written in writes(instructions[place]) for reader in readers[written])
                 found[place] = next(after, None)
             elif register.tensor.kind == GRADIENT:
-                layer = self.layer_of.get(min(self.pcg.consumers[register.tensor.node]))
+                layer = layer_of.get(min(self.pcg.consumers[register.tensor.node]))
                 inside = layer in layers and layer != next(iter(layers))
                 found[place] = Window(layer, "backward") if layer is not None and inside else None
         self._wait_for_exchanged(instructions, found)
@@ -114,9 +134,9 @@ class WeightTraffic:
 
     # Prices
 
-    def share(self, tensor: PTensor) -> float:
+    def share(self, tensor: PTensor, device: int) -> float:
         """The share of the latency of its message that a weight pays."""
-        return self.shares.get(tensor.node, 1.0)
+        return self._layers_of(device).shares.get(tensor.node, 1.0)
 
     def bucketed_ns(self, kind: str, groups: Sequence[tuple[int, ...]], numel: int, updated: bool = False) -> int:
         """The part of a bucket's collective that a gradient of `numel` elements pays, in all groups at once.

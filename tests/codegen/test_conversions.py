@@ -223,6 +223,18 @@ def test_a_schedule_that_is_priced_by_its_slots_costs_what_it_does_in_the_plan(s
     assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", ["bert-large", "candle-uno"])
+def test_a_pipeline_of_sharded_stages_costs_no_more_than_in_the_plan(name: str) -> None:
+    """A tied table's gradients are summed inside a stage first; branches that are all in other stages do not matter."""
+    machine, space = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2)), SearchSpace(
+        parallelism=Parallelism(dp=2, tp=1, zero=3), stages=2, micro_batches=4, schedule="eager-1f1b",
+        recompute="none", bundles=False, offload=False,
+    )  # fmt: skip
+    plan = plan_graph(captured(name, 16), machine, Training(16), space, Budget(workers=1), Context(emits=False))
+    found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
+    assert found.step_ns <= plan_price(plan).objective_ns
+
+
 def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:
     machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 4))
     module, inputs = build("llama-7b", small=True)
