@@ -99,13 +99,14 @@ def test_slots_take_what_bounds_them_where_the_host_hides_behind_reductions() ->
 
 
 def test_the_plan_of_the_formula_is_tried_too() -> None:
-    """With one micro-batch GPipe is 1F1B; stages of the least slots alone end in long reductions of gradients."""
+    """With one micro-batch GPipe is 1F1B; in little memory stages of the least slots end in long reductions."""
     with torch.device("meta"):
         module, x = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]), torch.zeros(64, 256)
-    graph, two = capture(module, (x,), batch=64, loss="projection"), Machine.adhoc((2, 2))
+    graph, roomy = capture(module, (x,), batch=64, loss="projection"), Machine.adhoc((2, 2))
+    tight = replace(roomy, device=replace(roomy.device, memory_bytes=roomy.device.reserved_bytes + 4392550))
     space = SearchSpace(stages=2, micro_batches=1)
     by_formula, by_slots = (
-        plan_graph(graph, two, Training(64), replace(space, schedule=name), Budget(workers=1))
+        plan_graph(graph, tight, Training(64), replace(space, schedule=name), Budget(workers=1))
         for name in ("1f1b", "gpipe")
     )
     assert by_slots.report["objective_ns"] < by_formula.report["objective_ns"]
