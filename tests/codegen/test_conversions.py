@@ -13,22 +13,26 @@ import partita
 from partita import op_assign, op_join, op_trans, split
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
+from partita.formulation.encoding.overlap import weights_together
 from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
-from partita.formulation.search_space import SearchSpace
+from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.materialized import Collective
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
+from partita.formulation.strategies.tensor_classes import classes
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
 from partita.model.graph.layout import B, P, S
 from partita.model.graph.pcg import PCG
+from partita.model.graph.segments import segments
 from partita.model.machine.machine import Machine, stage_machine
 from partita.model.training import Training
 from partita.model.zoo import build
@@ -223,18 +227,6 @@ def test_a_schedule_that_is_priced_by_its_slots_costs_what_it_does_in_the_plan(s
     assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=2e-3)
 
 
-@pytest.mark.parametrize("name", ["bert-large", "candle-uno"])
-def test_a_pipeline_of_sharded_stages_costs_no_more_than_in_the_plan(name: str) -> None:
-    """A tied table's gradients are summed inside a stage first; branches that are all in other stages do not matter."""
-    machine, space = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2)), SearchSpace(
-        parallelism=Parallelism(dp=2, tp=1, zero=3), stages=2, micro_batches=4, schedule="eager-1f1b",
-        recompute="none", bundles=False, offload=False,
-    )  # fmt: skip
-    plan = plan_graph(captured(name, 16), machine, Training(16), space, Budget(workers=1), Context(emits=False))
-    found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
-    assert found.step_ns <= plan_price(plan).objective_ns
-
-
 def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:
     machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 4))
     module, inputs = build("llama-7b", small=True)
@@ -292,3 +284,55 @@ def test_one_layer_is_cut_in_another_way_and_the_embedding_shared(tmp_path: Path
                 op_assign(part, device)
     assert {op.device for op in graph.find("token_embedding")} == {0, 1, 2, 3}
     trained(checked(graph, 4), tmp_path)
+
+
+# Pipelines whose stages have two ranks
+
+
+def on_a_dgx(name: str, schedule: str, ranks: int = 1) -> tuple[Plan, SpaceTimePlan]:
+    """A pipeline of two stages with fully sharded weights, and the same converted."""
+    space = SearchSpace(
+        parallelism=Parallelism(dp=ranks, tp=1, zero=3 if ranks > 1 else None),
+        stages=2,
+        micro_batches=4,
+        schedule=schedule,
+        recompute="none",
+        bundles=False,
+        offload=False,
+    )
+    machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 4 // ranks))
+    plan = plan_graph(captured(name, 16), machine, Training(16), space, Budget(workers=1), Context(emits=False))
+    return plan, partita.space_time(plan.space_time_graph(), plan.machine)
+
+
+def test_a_tied_table_is_gathered_and_summed_in_each_stage_and_over_stages_once_a_step(tmp_path: Path) -> None:
+    plan, made = on_a_dgx("bert-large", "eager-1f1b", 2)
+    table = "token_embedding.weight"
+    for device, own in enumerate(made.program.devices):
+        moves = [i for i in own if isinstance(i, Collective) and made.pcg.nodes[i.target.tensor.node].name == table]
+        stage = (0, 1) if device < 2 else (2, 3)
+        assert {i.group for i in moves if i.kind != "all_reduce"} == {stage}
+        assert [i.group for i in moves if i.kind == "all_reduce"] == [(device % 2, device % 2 + 2)]
+    assert made.prediction.step_ns == plan_price(plan).objective_ns
+    trained(checked(plan.space_time_graph(), 4), tmp_path)
+
+
+def test_messages_go_both_ways_at_once() -> None:
+    plan, made = on_a_dgx("mlp", "chimera")
+    assert made.prediction.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=1e-3)
+
+
+def test_branches_on_other_devices_do_not_keep_traffic_from_hiding() -> None:
+    """The planner's stage has no two parallel branches of its own."""
+    plan, made = on_a_dgx("candle-uno", "eager-1f1b", 2)
+    known = classes(made.pcg)
+    assert not weights_together(made.pcg, known, EVERYTHING, 4)
+    for number, part in enumerate(plan.stages):
+        nodes = {op.node for op in made.program.tasks.ops if op.is_forward and op.device == 2 * number}
+        own = {s.name for s in segments(part.graph)}
+        there = weights_together(part.graph, classes(part.graph), EVERYTHING, 4, inside=True)
+        here = weights_together(made.pcg, known, EVERYTHING, 4, part=nodes)
+        assert there.keys() & own and {name: here[name] for name in there if name in own} == {
+            name: there[name] for name in there if name in own
+        }
+    assert made.prediction.step_ns < plan_price(plan).objective_ns
