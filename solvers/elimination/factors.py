@@ -82,9 +82,16 @@ def reachable(network: Network) -> Network:
 
 
 def network_factors(
-    network: Network, variables: Iterable[int] | None = None, edges: Iterable[int] | None = None
+    network: Network,
+    variables: Iterable[int] | None = None,
+    edges: Iterable[int] | None = None,
+    *,
+    outline: bool = False,
 ) -> list[Factor]:
-    """The factors of these variables and edges (None: all)."""
+    """The factors of these variables and edges (None: all).
+
+    `outline`: with zeros in place of the tables of costs and uses, which have the same shapes and take no memory.
+    """
     costs: dict[int, Floats] = {}
     uses: dict[int, Floats | None] = {}
     of_variable, of_edge = streams_by_part(network)
@@ -93,42 +100,30 @@ def network_factors(
     windows = [*(of_variable.get(v, ()) for v in numbers), *(of_edge.get(k, ()) for k in others)]
     factors = []
     for term, own in zip(network.terms(numbers, others), windows, strict=True):
-        use, extra = (None if table is None else _uses(table, uses) for table in (term.use, term.extra))
-        time, rows = _floats(term.cost, costs), term.rows
+        use, extra = (None if table is None else _uses(table, uses, outline) for table in (term.use, term.extra))
+        time, rows = _floats(term.cost, costs, outline), term.rows
         factors.append(Factor(term.scope, time, use, rows, extra, own))
     return factors
 
 
-def outlines(network: Network, variables: Iterable[int], edges: Iterable[int]) -> list[Factor]:
-    """Factors of the shapes of `network_factors`, shared alike, with zeros in place of tables, which take no memory."""
-    known: dict[int, Floats | None] = {}
-
-    def outline(table: Ints | None, is_use: bool) -> Floats | None:
-        if table is None:
-            return None
-        if id(table) not in known:
-            known[id(table)] = None if is_use and not table.any() else np.broadcast_to(np.zeros(()), table.shape)
-        return known[id(table)]
-
-    found = []
-    for term in network.terms(variables, edges):
-        time = outline(term.cost, is_use=False)
-        assert time is not None
-        found.append(Factor(term.scope, time, outline(term.use, is_use=True)))
-    return found
-
-
-def _floats(cost: Ints, known: dict[int, Floats]) -> Floats:
+def _floats(cost: Ints, known: dict[int, Floats], outline: bool) -> Floats:
     if id(cost) not in known:
-        known[id(cost)] = cost.astype(np.float64, order="C")  # tables of layouts are taken in any order
-        known[id(cost)][cost >= INFINITE] = np.inf
+        known[id(cost)] = _converted(cost, outline)
+        if not outline:
+            known[id(cost)][cost >= INFINITE] = np.inf
     return known[id(cost)]
 
 
-def _uses(use: Ints, known: dict[int, Floats | None]) -> Floats | None:
+def _uses(use: Ints, known: dict[int, Floats | None], outline: bool) -> Floats | None:
     if id(use) not in known:
-        known[id(use)] = use.astype(np.float64, order="C") if use.any() else None
+        known[id(use)] = _converted(use, outline) if use.any() else None
     return known[id(use)]
+
+
+def _converted(table: Ints, outline: bool) -> Floats:
+    if outline:
+        return np.broadcast_to(np.zeros(()), table.shape)
+    return table.astype(np.float64, order="C")  # tables of layouts are taken in any order
 
 
 def exact_in_floats(network: Network) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from ...formulation.network.network import Chain, Network, chain_edges
 from .bucket import Bucket
 from .circuit import Circuit
-from .factors import Factor, dense, network_factors, outlines, reachable
+from .factors import Factor, dense, network_factors, reachable
 from .kernels import Bools, Ints
 from .tables import Tables
 
@@ -32,9 +32,7 @@ def compile_network(network: Network) -> Circuit:
     """
     outline, variables, edges = _outline(network)
     factors = tuple(network_factors(outline.network, variables, edges))
-    circuit = replace(outline, factors=factors, leaves=tuple(f.narrow() for f in factors))
-    circuit.__dict__["size"] = outline.size
-    return circuit
+    return replace(outline, factors=factors, leaves=tuple(f.narrow() for f in factors))
 
 
 def is_narrow(network: Network) -> bool:
@@ -74,7 +72,7 @@ def _outline(network: Network) -> tuple[Circuit, list[int], list[int]]:
     variables = [v for v in range(len(network.variables)) if v not in inner]
     edges = [*(k for chain in copy_edges for k in chain[0]), *rest_edges]
     kept = {d: np.arange(len(network.variables[d].cost)) for d in sorted(set(domain))}
-    circuit = arrange(network, outlines(network, variables, edges), tuple(domain), kept)
+    circuit = arrange(network, network_factors(network, variables, edges, outline=True), tuple(domain), kept)
     if any(found > limit for found, limit in zip(circuit.size, MAX_SIZE, strict=True)):
         raise TooWideError("tables of {} entries in all, and {} additions".format(*circuit.size))
     return circuit, variables, edges

@@ -147,6 +147,15 @@ def test_elimination_counts_all_its_tables() -> None:
     assert answer.status is Status.UNKNOWN and "too wide" in answer.words and answer.bound > 0
 
 
+def test_a_table_may_be_what_one_part_uses_and_another_costs() -> None:
+    nothing, costs = np.zeros((2, 2), np.int64), np.array([3, 1])
+    variables = (Variable("u", costs, nothing), Variable("v", costs, nothing + 1))
+    problem = Network(variables, (Edge(0, 1, nothing),), (2, 2))
+    assert is_narrow(problem)
+    answer = solver("elimination").solve(problem)
+    assert (answer.status, answer.objective) == (Status.OPTIMAL, 2)
+
+
 def test_z3_takes_the_network_as_it_stands_where_reduction_leaves_more(
     make_mixed, truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
