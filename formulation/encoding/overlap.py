@@ -50,10 +50,9 @@ def overlapping_layers(
     of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. `part`: the nodes
     of a stage, whose branches alone matter.
     """
-    beside = find_bundles(pcg)
-    if part is not None:
-        beside = tuple(bundle for bundle in beside if _lies_within(bundle, part))
-    found = recomputable_segments(pcg, classes) if space.overlap and not beside else ()
+    if not space.overlap or any(part is None or _lies_within(bundle, part) for bundle in find_bundles(pcg)):
+        return ()
+    found = recomputable_segments(pcg, classes)
     return found if len(found) + inside > 1 else ()
 
 
