@@ -79,10 +79,10 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
     state.solved += own.solved - solved
     left, target, found = effort.seconds - (time.monotonic() - began), task.target, list[Stages]()
     if first is not None:
-        ends = pairwise(first.bounds)
+        ends = list(pairwise(first.bounds))
         answers = tuple(parts.in_slots(*between, answer) for between, answer in zip(ends, first.answers, strict=True))
         made = _priced(task, parts, replace(first, objective=0, answers=answers))
-        for between, answer in zip(pairwise(first.bounds), answers, strict=True):
+        for between, answer in zip(ends, answers, strict=True):
             state.known.add(parts.kind(*between), _query_of(answer), answer)
         if made is not None:
             target = min(target, Limits(gap=effort.gap).ceiling(made.objective))
@@ -91,7 +91,7 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
     second = search_cuts(parts, configuration, state, target, replace(effort, seconds=left, networks=networks))
     found += [made for made in [_priced(task, parts, second)] if made is not None]
     best = min(found, key=lambda stages: stages.objective, default=None)
-    return None if best is None else replace(best, by_formula=INFINITE if first is None else first.objective)
+    return None if best is None else replace(best, formula_step=INFINITE if first is None else first.objective)
 
 
 def _query_of(answer: PartAnswer) -> Query:

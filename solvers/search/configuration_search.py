@@ -471,7 +471,7 @@ class ConfigurationSearch:
         if candidate.merged:
             self._share_bound(candidate)
         if stages is not None:
-            self.formula_step = min(self.formula_step or INFINITE, stages.by_formula or stages.objective)
+            self.formula_step = min(self.formula_step or INFINITE, stages.formula_step or stages.objective)
             self._keep(candidate.configuration, stages)
         if stages is not None and stages.objective < min(self.objective or INFINITE, self.limits.cutoff or INFINITE):
             self.best, self.leader, self.heirs = (candidate.configuration, stages), candidate, []

@@ -96,7 +96,7 @@ class Proved:
 class Stages:
     """A plan: its step in ns, its cuts, each stage's solution; of one stage the solver's `source` and `proof`.
 
-    `by_formula`: the least step by the formula, if that has sought it too; INFINITE if it found none, 0: not asked.
+    `formula_step`: the least step by the formula, where that is sought too; INFINITE: none found, 0: not sought.
     """
 
     objective: int
@@ -104,4 +104,4 @@ class Stages:
     answers: tuple[PartAnswer, ...]
     source: str = ""
     proof: Proof | None = None
-    by_formula: int = 0
+    formula_step: int = 0
