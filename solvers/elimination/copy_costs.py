@@ -8,7 +8,8 @@ raised to their exact values
     E[b, b'] = min over the copy of  cost + Σ_w max_k S_wk + Σ_r λ_r use_r
 
 each a small problem without capacities: weights of its own, then lists (`copy_labels.py`), or where these are too long
-a program (`copy_program.py`), within its own gap.
+a program (`copy_program.py`), within its own gap, or up to what is asked for. Several entries have lists in common: the
+layouts at the ends are variables of these, and what entries cost so far is subtracted.
 Within an interval of the largest transient use, every switch of the copy has a capacity: the upper end. The chain is
 solved again with the raised table, which is a lower bound in every entry, until its solution meets exact entries only.
 Then prices change as in `memory_price.py`: that solution is a cut. Solutions are offered, and mixtures of them; for
@@ -40,7 +41,7 @@ from .transient_relaxation import Groups, Region, relaxed_use
 from .window_relaxation import Cuts, WindowPrice, weighted_factors
 
 _ROUNDS = 12  # of weights, for one entry
-_FEW = 2  # after which lists are tried
+_FEW, _FEWER = 3, 1  # after which lists are tried; where the weights are of an entry in the same mode
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
@@ -51,7 +52,7 @@ _PRICES = 8
 _FIRST, _FARTHEST = 0.1, 4.0  # the largest prices: what adds so much of the cost, or multiples of the first
 _TIMES, _MORE = 2.0, 3.0  # times the work for pricing, plus seconds
 
-_Place: TypeAlias = tuple[int, tuple[int, ...]]
+Place: TypeAlias = tuple[int, tuple[int, ...]]
 """A chain, the place of the copy's mode, and those of options of what is around it: an entry of the chain's table."""
 
 
@@ -155,7 +156,7 @@ class CopyCosts:
         count = len(price) - len(groups) if interval else len(price)
         self.prices_of_use = price[:count]
         self.priced: dict[int, list[Factor]] = {}
-        self.known: dict[_Place, Entry] = {}
+        self.known: dict[Place, Entry] = {}
         own = {slot for slots in self.inside for slot in slots}
         rest = [replace(f, extra=None) for slot, f in enumerate(circuit.factors) if slot not in own]
         self.rest = weighted_factors(rest, weights)
@@ -214,7 +215,7 @@ class CopyCosts:
                 for i in range(len(chain))
             )
             gaps = {entry: self.close * abs(value) / many / len(met) for entry, many in met.items()}
-            left = [entry for entry, gap in sorted(gaps.items()) if not self._is_exact(entry, gap)]
+            left = [entry for entry, gap in sorted(gaps.items()) if not self.is_exact(entry, gap)]
             if not left:
                 return value, self._whole(assignment)
             for entry in left:
@@ -223,12 +224,12 @@ class CopyCosts:
                 self.raise_entry(entry, gaps[entry])
         return value, None
 
-    def _is_exact(self, entry: _Place, gap: float) -> bool:
+    def is_exact(self, entry: Place, gap: float) -> bool:
         """True if an entry is known within a gap, in ns, or can be raised no more."""
         known = self.known.get(entry)
         return known is not None and (known.final or known.bound == inf or known.cost - known.bound <= gap)
 
-    def _place(self, c: int, i: int, assignment: tuple[int, ...]) -> _Place:
+    def _place(self, c: int, i: int, assignment: tuple[int, ...]) -> Place:
         """The entry of copy i of a chain."""
         around = self.circuit.network.chains[c].around(i)
         ends = self.circuit.places(around, (assignment[v] for v in around))
@@ -245,25 +246,30 @@ class CopyCosts:
         circuit = arrange(outline, [*self.rest, *tables], self.circuit.domain, self.circuit.kept)
         return circuit, circuit.forward(circuit.tables(1, self.price), self.search.until)
 
-    def raise_entry(self, place: _Place, gap: float) -> None:
-        """Raise one entry to within `gap` of its cost, or as far as a program gets."""
+    def raise_entry(self, place: Place, gap: float, enough: float = inf) -> None:
+        """Raise one entry to within `gap` of its cost, or to `enough`, or as far as a program gets."""
         part, c = self._between(place), place[0]
         limits = part.network.capacities
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
             self._know(place, Entry(inf))
             return
-        cuts, known, at = Cuts(part), Entry(-inf), np.zeros(0)
+        cuts, known, at = Cuts(part), self.known.get(place, Entry(-inf)), np.zeros(0)
         starts = list(self.extra_prices[c].values())
         cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
         kind = c, place[1][0]
+        few = _FEW
         if kind in self.starts and len(self.starts[kind]) == len(point):
-            point = self.starts[kind]
+            point, few = self.starts[kind], _FEWER
         best, step, priced = point, _FIRST_STEP, -inf
+
+        def left() -> float:
+            return min(known.cost, enough) - known.bound
+
         for n in range(_ROUNDS):
-            if n == _FEW:
-                known = self._listed(part, (cuts.weights(best), at), known, gap)
-                if known.cost - known.bound <= gap:
+            if n == few:
+                known = self._listed(part, (cuts.weights(best), at), known, gap, enough)
+                if left() <= gap:
                     break
             relaxed = part.weighted(cuts.weights(point))
             price = relaxed.exact_price(point[cuts.size :].tolist())
@@ -285,26 +291,50 @@ class CopyCosts:
                 if cost < known.cost:
                     better, known = True, replace(known, cost=cost, options=options)
             target, upper = cuts.highest(0.0)
-            if known.cost - known.bound <= gap or upper - priced <= _LITTLE * gap:
+            if left() <= gap or upper - priced <= _LITTLE * gap:
                 break
             if better and known.cost < inf:
                 cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
         self.starts[kind] = best
-        if known.cost - known.bound > gap:
-            known = self._listed(part, (cuts.weights(best), at), known, gap)
-        if known.cost - known.bound > gap:
+        if left() > gap:
+            known = self._listed(part, (cuts.weights(best), at), known, gap, enough)
+        if left() > gap:
             known = replace(self._solved_whole(part, (cuts.weights(best), at), known, gap), final=True)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
-    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float) -> Entry:
+    def raise_together(self, c: int, mode: int, extra: Floats, rise: float, gap: float) -> None:
+        """Raise entries of a chain in a mode to within `gap` of their values less `extra` plus `rise`, as far as all of
+        them cost that; `extra`: [ends...], infinite for those that are left as they are."""
+        table = self.tables[c][mode]
+        near = np.nonzero((extra < rise) & (table < inf))
+        if not len(near[0]) or self.search.done:
+            return
+        low, shift = np.floor(table[near] - extra[near]), np.full(table.shape, inf)
+        shift[near] = -low
+        places = [tuple(np.unique(own).tolist()) for own in near]
+        part = self._within(c, [(mode,), *places], shift[np.ix_(*places)])
+        cuts = Cuts(part)
+        point = cuts.normal([x for w in cuts.counts for x in self.weights[w]])
+        if len(own := self.starts.get((c, mode), np.zeros(0))) == len(point):
+            point = own
+        at = cuts.weights(point)
+        relaxed = part.weighted(at)
+        slots = relaxed.forward(relaxed.tables(1, ()), self.search.until)
+        bound = float(slots[-1])
+        if bound < rise - gap:
+            small = self._cheaper(part, relaxed, slots, rise)
+            bound = list_copy(small, (at, np.zeros(0)), Found(bound), gap, rise, self.search.until).bound
+        table[near] = np.maximum(table[near], low + min(bound, rise))
+
+    def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float, enough: float) -> Entry:
         """An entry with the bound and the solution of lists, if these are short."""
         if known.cost == inf:
             return known
-        found = list_copy(part, at, Found(known.bound, known.cost, known.options), gap, self.search.until)
+        found = list_copy(part, at, Found(known.bound, known.cost, known.options), gap, enough, self.search.until)
         return replace(known, bound=found.bound, cost=found.cost, options=found.options)
 
-    def _scale(self, place: _Place) -> float:
+    def _scale(self, place: Place) -> float:
         """About what a copy costs there, in ns."""
         return max(1.0, abs(float(self.tables[place[0]][place[1]])))
 
@@ -315,29 +345,34 @@ class CopyCosts:
         """
         return restrict(part, relaxed.backward(slots, self.search.until), cost) or part
 
-    def _know(self, place: _Place, entry: Entry) -> None:
+    def _know(self, place: Place, entry: Entry) -> None:
         self.known[place] = entry
         table = self.tables[place[0]]
         table[place[1]] = max(table[place[1]], entry.bound)
 
-    def _between(self, entry: _Place) -> Circuit:
+    def _between(self, entry: Place) -> Circuit:
         """The circuit of one copy between given layouts, priced, with its windows; variables are numbered anew."""
-        circuit, (c, at_ends) = self.circuit, entry
-        chain, switch = circuit.network.chains[c], self.switches[c]
-        place = dict(zip(chain.around(0), at_ends[1:], strict=True))
+        return self._within(entry[0], [(x,) for x in entry[1]])
+
+    def _within(self, c: int, places: Sequence[tuple[int, ...]], shift: Floats | None = None) -> Circuit:
+        """The same between any of some layouts, in any of some modes; `shift`: [ends...], is added to its cost."""
+        circuit, chain, switch = self.circuit, self.circuit.network.chains[c], self.switches[c]
+        place = dict(zip(chain.around(0), places[1:], strict=True))
         own = self._factors(c)
+        if shift is not None:
+            own = [*own, Factor(tuple(place), shift, None)]
         met = {v for f in own for v in f.scope}  # `restrict` reads options from factors
         number = {v: n for n, v in enumerate((*chain.copies[0], *(v for v in place if v in met)))}
         if switch is not None:
-            place[switch] = at_ends[0]
+            place[switch] = places[0]
             met.add(switch)
         kept = {n: circuit.kept[circuit.domain[v]] for v, n in number.items()}
-        kept |= {number[v]: kept[number[v]][[at]] for v, at in place.items() if v in met}
+        kept |= {number[v]: kept[number[v]][list(at)] for v, at in place.items() if v in met}
         factors = []
         for f in own:
-            if any(v in place for v in f.scope):
+            if f.time is not shift and any(v in place for v in f.scope):
                 options = [
-                    np.array([place[v]]) if v in place else np.arange(n)
+                    np.array(place[v]) if v in place else np.arange(n)
                     for v, n in zip(f.scope, f.time.shape, strict=True)
                 ]
                 f = f.take(options)

@@ -10,12 +10,14 @@ every entry bounds them all:
 Unlike prices alone, it knows that layers are whole. It has no columns for entries through which every solution costs
 more than `reach`, as a price says; `reach` is lower where these are too many, and the bound, too.
 
-The entries that its solution meets are raised (`copy_costs.py`) at the price that says most of them; once they are, the
-labels found (`copy_mixtures.py`) tell at which price these numbers of entries would cost most, and that one is added.
+The entries that its solution meets are raised (`copy_costs.py`) at the price that says most of them, no farther than
+the search asks for: what is dearer needs no exact cost. Once copies in other modes lead to no better solutions, entries
+that cost nearly as little are raised with them. When all that are met are exact, the labels found (`copy_mixtures.py`)
+tell at which price these numbers of entries would cost most, and that one is added.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, fsum, inf
 from operator import mul
@@ -30,7 +32,7 @@ from ..wide.highs import End, near_best
 from ..wide.integer import HIDDEN
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
-from .copy_costs import CopyCosts, put
+from .copy_costs import CopyCosts, Place, put
 from .copy_mixtures import Mixtures
 from .copy_outside import Outside
 from .factors import Factor
@@ -44,9 +46,10 @@ _COLUMNS = 1 << 11  # of a program
 _CYCLES = 48  # after which a program is given up
 _ROUNDED = 1.0  # ns
 _NODES, _SECONDS, _GAP = 2000, 5.0, 1e-5  # of a program
+_SPARE = 1.5  # of what a price lacks to what the search asks for: by so much, shared among copies, entries are raised
+_OF_MODES = 20.0  # times the gap of an entry: that of other modes
 _COLUMN = 1e-4  # seconds for each, and price
 _PRICES = 12
-_SECOND = 0.7  # of the first price: the second; at both, copies are also solved in modes that the bound does not need
 _STEP = 1.6  # farthest from all prices before, as a ratio
 _OF_GAP = 0.1  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
 _TIMES, _MORE = 2.0, 20.0  # times the work for pricing, plus seconds
@@ -161,21 +164,44 @@ class _Counting:
         return fsum([*costs, -cut.paid])
 
     def _raise(self, cut: _Cut, fewest: _Fewest) -> bool:
-        """Raise the entries met at a price, and offer solutions of them; False if they were raised before."""
+        """Raise the entries met at a price as far as the search may need, and offer solutions of them; False if they
+        are exact."""
         copies, before = cut.copies, self.search.objective
-        met = [(c, entry) for c, own in enumerate(fewest.met) for entry in own]
-        if all(place in copies.known for place in met):
-            return False
         gap = self.close / sum(map(len, fewest.walks))
+        met = {(c, entry): n for c, own in enumerate(fewest.met) for entry, n in own.items()}
+        left = {place: n for place, n in met.items() if not copies.is_exact(place, gap)}
+        if not left:
+            return False
+        wanted = float(self.search.ceiling - self.circuit.network.constant)
+        rise = max(gap, _SPARE * (wanted - self._says(cut, fewest)) / sum(left.values())) + gap
+        if len(self.cuts) == 1 and copies.known and not self.all_modes and self._raise_near(cut, left, rise, gap):
+            return True
         most = [own.most_common(1)[0][0] for own in fewest.met] if self.all_modes else []
         more = [(c, (m, *ends)) for c, (_, *ends) in enumerate(most) for m in range(len(copies.tables[c]))]
-        for place in dict.fromkeys([*met, *more]):
-            if place not in copies.known and copies.tables[place[0]][place[1]] < inf and not self.search.done:
-                copies.raise_entry(place, gap)
-                cut.least = None
+        for place, close in (dict.fromkeys(more, _OF_MODES * gap) | dict.fromkeys(left, gap)).items():
+            value = float(copies.tables[place[0]][place[1]])
+            if (place in left or place not in copies.known) and value < inf and not self.search.done:
+                copies.raise_entry(place, close, value + rise)
+        cut.least = None
         self._offer(cut, fewest)
         self.all_modes = self.all_modes and self.search.objective != before
         return True
+
+    def _raise_near(self, cut: _Cut, met: Collection[Place], rise: float, gap: float) -> bool:
+        """Raise entries that cost nearly as little as those `met`, in the same modes, together; False if none of these
+        rose."""
+        copies, chains = cut.copies, self.circuit.network.chains
+        least = self._least_at(cut)[-len(chains) :]
+        best = min(float(table.min()) for table in least)
+        before = [copies.tables[c][entry] for c, entry in met]
+        for c, mode in sorted({(c, entry[0]) for c, entry in met}):
+            extra = least[c][mode] - best
+            for of, (m, *ends) in copies.known:
+                if (of, m) == (c, mode) and copies.is_exact((c, (m, *ends)), gap):
+                    extra[tuple(ends)] = inf
+            copies.raise_together(c, mode, extra, rise, gap)
+        cut.least = None
+        return any(copies.tables[c][entry] > was + gap for (c, entry), was in zip(met, before, strict=True))
 
     def _offer(self, cut: _Cut, fewest: _Fewest) -> None:
         """Offer the solution of entries met, as found at a price, and mixtures with what else was found there."""
@@ -191,8 +217,6 @@ class _Counting:
                 if entry not in walk[:i]:
                     alike = [(c, (m, *entry[1:])) for m in range(len(cut.copies.tables[c]))]
                     others += [(copy, known[place]) for place in alike if place in known]
-        if self.search.offer(tuple(picks)) and self.search.done:
-            return
         self.mixtures.add(picks)
         for copy, found in others:
             other = list(picks)
@@ -205,8 +229,6 @@ class _Counting:
         from scipy.optimize import linprog
 
         prices = np.array([cut.copies.price for cut in self.cuts])
-        if len(prices) == 1:
-            return prices[0] * _SECOND, inf
         lines = self._lines(fewest)
         if not all(lines):
             return prices[0], -inf

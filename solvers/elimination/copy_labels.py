@@ -35,15 +35,22 @@ _COARSE = 1 / 12  # of what is open: the gap of the first lists, unless a smalle
 _LESS = 1 / 4  # of what is open, if lists were too long
 
 
-def list_copy(circuit: Circuit, at: tuple[Weights, Floats], known: Found, gap: float, until: float = inf) -> Found:
-    """`known` of a circuit without chains, improved to about that gap (ns) if lists stay short; `at`: weights of its
-    windows and prices that prove a bound near its cost.
+def list_copy(
+    circuit: Circuit,
+    at: tuple[Weights, Floats],
+    known: Found,
+    gap: float,
+    enough: float = inf,
+    until: float = inf,
+) -> Found:
+    """`known` of a circuit without chains, improved to about that gap (ns), or to a bound that is `enough`, if lists
+    stay short; `at`: weights of its windows and prices that prove a bound near its cost.
     """
     most_work, share = spent() + _SECONDS, 1.0
     paid = float(at[1] @ np.array(circuit.network.capacities, np.float64))
     columns, more = circuit, list[float]()
     for least in _LEAST:
-        if (left := known.cost - known.bound) <= gap:
+        if (left := min(known.cost, enough) - known.bound) <= gap:
             break
         if least is not None:
             streams = {w: [k for k, part in enumerate(own) if part >= least] for w, own in at[0].items()}

@@ -11,7 +11,7 @@ several prices hold what the copies of a good one take; an integer program count
 It has a column per label, a few dozen, so that it takes milliseconds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
@@ -94,7 +94,12 @@ class Mixtures:
                 return
             value: Callable[[int], int] = np.round(point).astype(np.int64).tolist().__getitem__
             if not program.cut_cycles(value):
-                search.offer(self._assignment(program, value, outside, labels))
+                picks, counts = program.read(value)
+                cost = outside[picks[len(self.network.variables)]].time
+                for own, ns in zip(labels, counts, strict=True):
+                    cost += sum(label.time * n for label, n in zip(own, ns, strict=True))
+                if search.better(self.network.constant + cost):
+                    search.offer(self._assignment(program, picks, counts, outside, labels))
                 return
 
     def _label(
@@ -149,10 +154,14 @@ class Mixtures:
         return program, outside, labels
 
     def _assignment(
-        self, program: CountedProgram, value: Callable[[int], int], outside: list[_Label], labels: list[list[_Label]]
+        self,
+        program: CountedProgram,
+        picks: Mapping[int, int],
+        counts: Sequence[Sequence[int]],
+        outside: list[_Label],
+        labels: list[list[_Label]],
     ) -> tuple[int, ...]:
         """The assignment that a solution of the program stands for."""
-        picks, counts = program.read(value)
         found = [0] * len(self.network.variables)
 
         def put(variables: Sequence[int], options: Sequence[int]) -> None:

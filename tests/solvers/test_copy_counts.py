@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.network import INFINITE, Chain, Edge, Network, Variable, evaluate
 from partita.solvers.elimination import copy_counts, copy_outside, transient_memory
-from partita.solvers.elimination.copy_costs import mode_of
+from partita.solvers.elimination.copy_costs import CopyCosts, mode_of
 from partita.solvers.elimination.copy_counts import raise_counts
 from partita.solvers.elimination.copy_outside import Outside
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_relaxation import groups_of, relax_transient
-from partita.solvers.elimination.window_relaxation import price_windows
+from partita.solvers.elimination.window_relaxation import Cuts, price_windows
 from partita.solvers.protocol import Limits, Search
 
 from ..levels import example_count
@@ -159,6 +159,30 @@ def test_a_hub_is_left_where_its_tables_are_far_smaller_than_one_of_all_ends() -
     outside = Outside(circuit, [f for slot, f in enumerate(circuit.factors) if slot not in inside])
     assert set(outside.size) == {0, 1, 2, 3, 6}
     assert max(prod(outside.size[v] for v in scope) for scope in outside.scopes) == n * n
+
+
+@pytest.mark.parametrize("modes", [False, True])
+def test_entries_raised_together_cost_at_least_that(make_network, modes: bool) -> None:
+    rose = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        network = windowed(switched(make_network(seed), seed, False), seed) if modes else encoder_and_decoder(seed)
+        circuit = transient_memory._without_extra(compile_network(network))
+        weights, price = Cuts(circuit).weights(Cuts(circuit).first()), (0.5,) * len(network.capacities)
+        search = Search(network, Limits(), "copies")
+
+        args = circuit, price, weights, search, circuit.max_cost
+        exact, together = (CopyCosts(*args, groups=(), region=None, starts={}) for _ in range(2))
+        for c, table in enumerate(exact.tables):
+            for mode, before in enumerate(map(np.copy, table)):
+                extra = np.where(rng.random(before.shape) < 0.7, rng.integers(0, 3, before.shape), inf)
+                together.raise_together(c, mode, extra, float(rng.integers(1, 12)), 1.0)
+                for ends in np.argwhere(before < inf).tolist():
+                    exact.raise_entry((c, (mode, *ends)), 0.0)
+                    was, now = before[tuple(ends)], together.tables[c][(mode, *ends)]
+                    assert was <= now <= max(was, exact.known[c, (mode, *ends)].cost)  # which is rounded down
+                    rose += now > was
+    assert rose
 
 
 def test_counts_know_that_layers_are_whole() -> None:

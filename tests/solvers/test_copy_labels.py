@@ -43,7 +43,8 @@ def test_lists_bound_what_they_solve(truth) -> None:
         for share, gap in product((0.0, 0.5, 0.6), (0, 700, 10**5)):
             at = dict.fromkeys(range(2), (1 - share, share)), np.array([10.0 * (seed % 3)])
             had = Found(-(10.0**6), 10.0**6)
-            got = list_copy(circuit, at, had, gap)
+            got, less = list_copy(circuit, at, had, gap), list_copy(circuit, at, had, gap, best - 3000)
+            assert less.bound <= best <= less.cost
             assert got.bound <= best <= got.cost
             if got.options:
                 verdict = evaluate(network, got.options)
