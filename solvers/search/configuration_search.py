@@ -29,6 +29,8 @@ from .state import BOUNDS, Effort, Level, Proved, Stages
 
 FIRST_GAP = 0.1
 """Gap of the first plan, which only has to give a cost to compare with."""
+ANY_GAP = 1.0
+"""So large a gap that any plan has it: a glance at an order of axes, without the limit of memory, ends with one."""
 COARSE_GAP = 0.01
 """Without pipelines, all networks are solved to this gap, which pricing alone proves, before any is solved further."""
 LEADER_GAP = 0.25
@@ -51,7 +53,7 @@ DIVE_REACH = 3.0
 class Work(NamedTuple):
     """Work on a candidate: the levels to try in order, the target bound that ends it, and the level it then has.
 
-    `networks`: the most networks to solve on all of them.
+    `networks`: the most networks to solve on all of them. `rough`: the cheapest bound suffices.
     """
 
     candidate: Candidate
@@ -60,6 +62,7 @@ class Work(NamedTuple):
     target: int
     level_after: Level | None
     networks: float = inf
+    rough: bool = False
 
 
 _Family: TypeAlias = dict[int, Candidate]
@@ -166,6 +169,7 @@ class ConfigurationSearch:
                 self.left(),
                 prices,
                 self._progress(candidate, level),
+                rough=work.rough,
                 networks=work.networks,
             )
             for level in work.levels
@@ -233,6 +237,9 @@ class ConfigurationSearch:
         if self._needs_memory(chosen):
             ladder = ladder[1:]
         following = next(level for level in ladder if chosen.level is None or level > chosen.level)
+        if following is Level.RELAXED and self._is_alone(chosen) and not chosen.dived:
+            chosen.dived = True
+            return Work(chosen, (following,), ANY_GAP, self.target, None, rough=True)
         levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
@@ -246,12 +253,21 @@ class ConfigurationSearch:
     def _needs_memory(self, candidate: Candidate) -> bool:
         """True if a bound that ignores memory is not worth its time.
 
-        Memory has a price in some order of the axes, and no other number of micro-batches would inherit the bound.
+        In some order of the axes memory has a price, or does not suffice for the plan of a glance, and no other number
+        of micro-batches would inherit the bound.
         """
-        if not (self.bounds_first and len(self._family(candidate)) == 1):
+        if not self._is_alone(candidate):
             return False
         count = candidate.configuration.micro_batches
-        return any(c.state.scarce and c.configuration.micro_batches == count for c in self._candidates())
+        alike = [c.state for c in self._candidates() if c.configuration.micro_batches == count]
+        return any(state.scarce or state.lacks_room for state in alike)
+
+    def _is_alone(self, candidate: Candidate) -> bool:
+        """True if bounds go first, and no other number of micro-batches is searched with this mesh.
+
+        Then no first plan is sought before all orders of the axes are glanced at.
+        """
+        return self.bounds_first and len(self._family(candidate)) == 1
 
     def _target_of_rough_bound(self, candidate: Candidate) -> int:
         """The target of a network's rough bound: past it, another one is to be solved first."""
@@ -325,7 +341,7 @@ class ConfigurationSearch:
             return self._dive_deeper()
         for candidate in self._first_dives():
             merged = self.merged.get(candidate.size)
-            if candidate.running or candidate.bound >= self.target or candidate.dived:
+            if candidate.running or candidate.bound >= self.target or candidate.dived or self._is_alone(candidate):
                 continue
             if merged is not None and merged.running:
                 continue
@@ -463,8 +479,8 @@ class ConfigurationSearch:
             candidate.level = work.level_after
         state.bound = max(state.bound, candidate.bound)  # other results may have raised it meanwhile
         candidate.state, candidate.running = state, False
-        if candidate.level is None and self._needs_memory(candidate):  # its first plan had a price
-            candidate.level = Level.BOUNDED
+        if candidate.level is None and self._needs_memory(candidate):
+            candidate.level = Level.RELAXED
         self.interrupted |= state.interrupted
         self.prices[candidate.size] = state.prices
         self.prices_of |= state.prices_of

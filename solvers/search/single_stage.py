@@ -45,9 +45,11 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     if not (relaxed or _has_room(parts, state, encoding.network)):
         state.bound = INFINITE
         return None
-    quick, rough = effort.level in (Level.BOUNDED, Level.PRICED), effort.level is Level.BOUNDED
+    bounded = effort.level is Level.BOUNDED
+    rough = effort.rough or bounded
+    quick = rough or effort.level is Level.PRICED
     cutoff = effort.cutoff
-    if rough and target < INFINITE:  # a bound of `target` suffices
+    if bounded and target < INFINITE:  # a bound of `target` suffices
         reached = ceil(target / (1 - Fraction(effort.gap)))
         cutoff = reached if cutoff is None else min(cutoff, reached)
     known = max(effort.seconds, 0.0), cutoff, effort.progress, effort.gap
@@ -70,8 +72,9 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     fits = solution.assignment is not None and evaluate(encoding.network, solution.assignment).feasible
     problem = parts.pipeline.problem
     same = relaxed and fits and problem.fastest == problem.space.modes  # as the network within the limit of memory
-    if same and _gave_up(solution, limits):
+    if same and not rough and _gave_up(solution, limits):
         state.exhausted = min((x for x in (effort.cutoff, solution.objective) if x is not None), default=None)
+    state.lacks_room |= relaxed and solution.assignment is not None and not fits
     if solution.assignment is None or solution.objective is None or not fits:
         return None
     state.has_room |= relaxed
