@@ -78,21 +78,22 @@ def _hubs(network: Network) -> set[int]:
 
 def _stakes(network: Network) -> list[int]:
     """How much the permitted entries of the tables of each variable vary along it, summed."""
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int], tuple[int, ...]] = {}  # equal layers share tables
 
-    def variation(table: Table, axis: int) -> int:
-        key = id(table), axis
+    def variations(table: Table, start: int) -> tuple[int, ...]:
+        key = id(table), start
         if key not in known:
-            allowed = table < INFINITE
-            high = np.max(table, axis=axis, where=allowed, initial=-INFINITE)
-            low = np.min(table, axis=axis, where=allowed, initial=INFINITE)
-            known[key] = int(np.max(high - low, initial=0))
+            forbidden = table >= INFINITE
+            highest = np.where(forbidden, -INFINITE, table) if forbidden.any() else table
+            lows = (table.min(axis=axis, initial=INFINITE) for axis in range(start, table.ndim))
+            ranges = (highest.max(axis=axis, initial=-INFINITE) - low for axis, low in enumerate(lows, start))
+            known[key] = tuple(int(np.max(x, initial=0)) for x in ranges)
         return known[key]
 
     found = [0] * len(network.variables)
     for scope, table, start in _tables(network):
-        for axis, v in enumerate(scope, start):
-            found[v] += variation(table, axis)
+        for v, x in zip(scope, variations(table, start), strict=True):
+            found[v] += x
     return found
 
 
