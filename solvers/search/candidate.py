@@ -19,6 +19,7 @@ class Candidate:
     has_part_bounds: bool = False  # True if the bound includes what is proved of its parts
     running: bool = False
     dived: bool = False  # True once tried for a first plan
+    glanced: bool = False  # True once its bound was estimated before that
     reordered: bool = False  # True for an order of axes that is searched in addition
     merged: bool = False  # True if it bounds all of its size (`MergedDeviceBound`)
 

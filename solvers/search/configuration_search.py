@@ -87,6 +87,7 @@ class ConfigurationSearch:
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
         self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
         self.plainest: list[_Family] = []  # for each number of stages, fewest first
+        self.rivals: list[Candidate] = []  # all are glanced at before a first plan of the best one is sought
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
         self.formula_step: int | None = None  # the least of all plans, of GPipe by the formula
@@ -139,6 +140,17 @@ class ConfigurationSearch:
         first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
         plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
         self.plainest = [self.families[plain[p]] for p in sorted(plain)]
+        self.rivals = self._find_rivals() if self.bounds_first else []
+
+    def _find_rivals(self) -> list[Candidate]:
+        """The plainest mesh and its other orders and places of axes, of one number of micro-batches; else none."""
+        if not self.plainest:
+            return []
+        plainest, *others = self.plainest[0].values()
+        alone = [c for c in self._candidates() if len(self._family(c)) == 1]
+        sizes = sorted(plainest.configuration.placement.sizes)
+        found = [c for c in alone if sorted(c.configuration.placement.sizes) == sizes]
+        return sorted(found, key=attrgetter("order")) if len(found) > 1 and not others else []
 
     def _pipeline(self, placement: Placement) -> PipelineProblem:
         return self.enumeration.pipeline_of(placement)
@@ -208,7 +220,7 @@ class ConfigurationSearch:
         if leader is not None and leader.divisible and leader.level is Level.PRICED and not leader.running:
             self._divide(leader)
             self.leader = leader = None
-        first = self._next_heir() or self._dive()
+        first = self._next_heir() or self._next_glance() or self._dive()
         if first is not None:
             return first
         closer = None
@@ -237,9 +249,6 @@ class ConfigurationSearch:
         if self._needs_memory(chosen):
             ladder = ladder[1:]
         following = next(level for level in ladder if chosen.level is None or level > chosen.level)
-        if following is Level.RELAXED and self._is_alone(chosen) and not chosen.dived:
-            chosen.dived = True
-            return Work(chosen, (following,), ANY_GAP, self.target, None, rough=True)
         levels = MERGED_LEVELS if chosen.merged else (following,)
         coarse = following is Level.PRICED and not self.has_pipelines
         gap = max(COARSE_GAP, self.limits.gap) if coarse else self.limits.gap
@@ -256,18 +265,11 @@ class ConfigurationSearch:
         In some order of the axes memory has a price, or does not suffice for the plan of a glance, and no other number
         of micro-batches would inherit the bound.
         """
-        if not self._is_alone(candidate):
+        if not (self.bounds_first and len(self._family(candidate)) == 1):
             return False
         count = candidate.configuration.micro_batches
         alike = [c.state for c in self._candidates() if c.configuration.micro_batches == count]
         return any(state.scarce or state.lacks_room for state in alike)
-
-    def _is_alone(self, candidate: Candidate) -> bool:
-        """True if bounds go first, and no other number of micro-batches is searched with this mesh.
-
-        Then no first plan is sought before all orders of the axes are glanced at.
-        """
-        return self.bounds_first and len(self._family(candidate)) == 1
 
     def _target_of_rough_bound(self, candidate: Candidate) -> int:
         """The target of a network's rough bound: past it, another one is to be solved first."""
@@ -330,6 +332,14 @@ class ConfigurationSearch:
         """True if the best step so far is far above the least bound."""
         return self.cutoff is not None and self.cutoff > FAR * min(c.bound for c in self._candidates())
 
+    def _next_glance(self) -> Work | None:
+        """A glance at the next of `rivals`: the bound of one evaluation, as a first plan of a worse one takes long."""
+        for candidate in self.rivals:
+            if candidate.bound < self.target and not candidate.glanced:
+                candidate.glanced = True
+                return Work(candidate, (Level.RELAXED,), ANY_GAP, self.target, None, rough=True)
+        return None
+
     def _dive(self) -> Work | None:
         """Work towards a first plan: the plainest mesh with the fewest micro-batches that may fit.
 
@@ -341,7 +351,7 @@ class ConfigurationSearch:
             return self._dive_deeper()
         for candidate in self._first_dives():
             merged = self.merged.get(candidate.size)
-            if candidate.running or candidate.bound >= self.target or candidate.dived or self._is_alone(candidate):
+            if candidate.running or candidate.bound >= self.target or candidate.dived:
                 continue
             if merged is not None and merged.running:
                 continue
@@ -359,8 +369,11 @@ class ConfigurationSearch:
     def _first_dives(self) -> list[Candidate]:
         """Where to dive for a first plan: as many micro-batches as are least; of several passes, at the least bound.
 
-        With few micro-batches passes idle for most of a step, and nothing is learned of other numbers.
+        With few micro-batches passes idle for most of a step, and nothing is learned of other numbers. Of `rivals` the
+        one that looked best goes first.
         """
+        if self.rivals:
+            return sorted(self.rivals, key=attrgetter("order"))
         family = self.plainest[0] if self.plainest else {}
         if self.repeated:
             return sorted(family.values(), key=attrgetter("order"))
@@ -479,8 +492,8 @@ class ConfigurationSearch:
             candidate.level = work.level_after
         state.bound = max(state.bound, candidate.bound)  # other results may have raised it meanwhile
         candidate.state, candidate.running = state, False
-        if candidate.level is None and self._needs_memory(candidate):
-            candidate.level = Level.RELAXED
+        if work.level_after is None and self._needs_memory(candidate):
+            candidate.level = Level.RELAXED if work.rough else Level.BOUNDED
         self.interrupted |= state.interrupted
         self.prices[candidate.size] = state.prices
         self.prices_of |= state.prices_of
