@@ -31,6 +31,8 @@ FIRST_GAP = 0.1
 """Gap of the first plan, which only has to give a cost to compare with."""
 ANY_GAP = 1.0
 """So large a gap that any plan has it: a glance at an order of axes, without the limit of memory, ends with one."""
+GLANCED_AXES = 3
+"""Mesh axes from which on all orders are glanced at; with fewer, a first plan takes little longer than that."""
 COARSE_GAP = 0.01
 """Without pipelines, all networks are solved to this gap, which pricing alone proves, before any is solved further."""
 LEADER_GAP = 0.25
@@ -143,14 +145,16 @@ class ConfigurationSearch:
         self.rivals = self._find_rivals() if self.bounds_first else []
 
     def _find_rivals(self) -> list[Candidate]:
-        """The plainest mesh and its other orders and places of axes, of one number of micro-batches; else none."""
+        """The plainest mesh, if of many axes, and its other orders and places of them, of one number of micro-batches."""
         if not self.plainest:
             return []
         plainest, *others = self.plainest[0].values()
         alone = [c for c in self._candidates() if len(self._family(c)) == 1]
         sizes = sorted(plainest.configuration.placement.sizes)
+        if others or len(sizes) < GLANCED_AXES:
+            return []
         found = [c for c in alone if sorted(c.configuration.placement.sizes) == sizes]
-        return sorted(found, key=attrgetter("order")) if len(found) > 1 and not others else []
+        return sorted(found, key=attrgetter("order")) if len(found) > 1 else []
 
     def _pipeline(self, placement: Placement) -> PipelineProblem:
         return self.enumeration.pipeline_of(placement)

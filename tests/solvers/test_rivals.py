@@ -9,7 +9,7 @@ from partita.bench.plan import AMPLE, with_available
 from partita.formulation.search_space import SearchSpace
 from partita.model.machine.machine import Machine
 from partita.solvers.budget import Budget
-from partita.solvers.search import search
+from partita.solvers.search import configuration_search, search
 from partita.solvers.search.advance import Task
 from partita.solvers.search.state import Level, Proved, Stages
 
@@ -29,6 +29,7 @@ def test_every_order_of_axes_is_glanced_at_before_a_first_plan(scarce: bool, mon
         bounds.append(state.bound)
         return state, stages
 
+    monkeypatch.setattr(configuration_search, "GLANCED_AXES", 2)
     monkeypatch.setattr(search, "advance", noted)
     capacity = 1_080_000 if scarce else AMPLE
     plan = plan_of_one_stage(graph, with_available(machine, capacity), training, space, Budget(gap=0.01))
