@@ -145,7 +145,7 @@ class ConfigurationSearch:
         self.rivals = self._find_rivals() if self.bounds_first else []
 
     def _find_rivals(self) -> list[Candidate]:
-        """The plainest mesh, if of many axes, and its other orders and places of them, of one number of micro-batches."""
+        """The plainest mesh, if of many axes, and its other orders of them, each with one number of micro-batches."""
         if not self.plainest:
             return []
         plainest, *others = self.plainest[0].values()
@@ -363,6 +363,8 @@ class ConfigurationSearch:
                 merged.dived = True
                 return self._work(merged, MERGED_LEVELS, self.limits.gap, self._raised_target(merged))
             candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
+            if candidate in self.rivals:  # the one that looked best needs more than a first plan
+                return self._work(candidate, (Level.PRICED,), max(COARSE_GAP, self.limits.gap), self.target)
             if not self.has_pipelines:  # the bound that ignores memory comes later
                 return Work(candidate, (Level.PRICED,), gap, self.target, None)
             last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED
