@@ -74,7 +74,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     same = relaxed and fits and problem.fastest == problem.space.modes  # as the network within the limit of memory
     if same and not rough and _gave_up(solution, limits):
         state.exhausted = min((x for x in (effort.cutoff, solution.objective) if x is not None), default=None)
-    state.lacks_room |= relaxed and solution.assignment is not None and not fits
+    state.lacks_room |= effort.rough and solution.assignment is not None and not fits
     if solution.assignment is None or solution.objective is None or not fits:
         return None
     state.has_room |= relaxed

@@ -62,7 +62,7 @@ class Proved:
     refusal: str = ""  # why a part could not be encoded
     relaxed: int = 0  # single stage: the bound that ignores memory
     has_room: bool = False  # single stage: True if some assignment fits the memory
-    lacks_room: bool = False  # single stage: True if a plan that ignores memory does not fit
+    lacks_room: bool = False  # single stage: True if the plan of a glance does not fit
     scarce: bool = False  # single stage: True if memory has a price
     prices_of: dict[bool, tuple[float, ...]] = field(default_factory=dict)  # single stage: by whether memory is ignored
     exhausted: int | None = None  # single stage: what a plan must cost less than before the solver is asked again
