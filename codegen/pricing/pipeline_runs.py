@@ -145,7 +145,7 @@ def _chain(plan: Plan, stages: tuple[StagePrice, ...]) -> list[Stage]:
     arriving = [_messages(part, cost) if delayed else (0, 0) for part, cost in zip(plan.stages, stages, strict=True)]
     for number, (part, cost) in enumerate(zip(plan.stages, stages, strict=True)):
         (first, back), (ahead, _) = arriving[number], (*arriving, (0, 0))[number + 1]
-        forward = (phase_ns(cost, "forward") - first) // count
+        forward = -(-(phase_ns(cost, "forward") - first) // count)
         backward = -(-phase_ns(cost, "backward") // count)  # what hides in the last one is no multiple
         weights = weights_ns(part, cost) // count if split and number > 0 else 0
         chain.append(

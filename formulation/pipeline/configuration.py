@@ -139,10 +139,13 @@ class Configuration:
 
     @property
     def rounding_ns(self) -> int:
-        """What the step may be shorter than the bound, since slots are rounded down."""
-        if not self.bounded_by_slots or (self.micro_batches, self.directions) == (1, 1):
-            return 0
-        return self.directions * self.micro_batches + self.devices
+        """What the step may be shorter than the bound, since halves of micro-batches are rounded down."""
+        return self.directions * self.micro_batches + self.devices if self.directions > 1 else 0
+
+    @property
+    def waits_for_messages(self) -> bool:
+        """True if nothing runs while a message passes: of one micro-batch alone."""
+        return self.formula_bounds and self.micro_batches == 1
 
     @property
     def by_formula(self) -> Configuration:

@@ -26,7 +26,8 @@ class View(Enum):
     all are `PRICED`.
 
     `PRICED`: what the price of a stage counts. `BOUND`: the slots alone, and the updates of the device that ends last:
-    of the first stage and, in two directions, of the last one; of unequal stages also the first message. `PLAN`: all
+    of the first stage and, in two directions, of the last one; of unequal stages also the first message, and of one
+    micro-batch all messages, each with its sender. `PLAN`: all
     that a stage does, each message with its sender, so that a solution is good in all that may be the longest.
     """
 
@@ -106,7 +107,7 @@ def in_view(configuration: Configuration, part: tuple[int, int], last: int, in_f
     if view is View.PLAN:
         return StageContext(kept)
     ends_last = part[0] == 0 or (configuration.directions > 1 and part[1] == last)
-    return StageContext(kept, without_messages=True, without_updates=not ends_last)
+    return StageContext(kept, without_messages=not configuration.waits_for_messages, without_updates=not ends_last)
 
 
 @lru_cache(maxsize=2)

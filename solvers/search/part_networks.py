@@ -133,7 +133,7 @@ class PartNetworks:
         if solution.assignment is None or (bounded and not whole):
             return PartAnswer(solution.bound, inside=inside, prices=prices)
         bound, flights = solution.bound, query.in_flight
-        if self.configuration.bounded_by_slots and not whole:
+        if self.configuration.bounded_by_slots and not (whole or self.configuration.waits_for_messages):
             if effort.rough or (effort.cutoff is not None and bound >= effort.cutoff):
                 return PartAnswer(bound, prices=prices)
             solution = self._as_planned(i, j, query, replace(effort, cutoff=None))
@@ -162,8 +162,9 @@ class PartNetworks:
         found = self.encoding(i, j, in_flight, view=View.PRICED)
         assert answer.assignment is not None and answer.objective is not None
         verdict = evaluate(found.network, answer.assignment)
+        own = self.configuration
         counted = verdict.cost == answer.objective or (
-            self.configuration.bounded_by_slots and verdict.cost >= answer.objective
+            own.bounded_by_slots and (own.waits_for_messages or verdict.cost >= answer.objective)
         )
         assert verdict.feasible and counted, (verdict, answer.objective)
         return found, answer.assignment

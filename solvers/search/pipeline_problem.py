@@ -149,14 +149,20 @@ class PipelineProblem:
         k, (ahead, back) = configuration.micro_batches, self._crossing_ns(configuration)
         if not self.problem.space.hides_messages(self.problem.machine):
             return np.stack([k * (ahead + back)] * 2)
+        if configuration.waits_for_messages:
+            return np.stack([back, ahead])
         if configuration.bounded_by_slots:
             return np.stack([0 * ahead] * 2)
         return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
 
     def message_floors(self, configuration: Configuration) -> Times:
-        """[n]: lower bounds on the messages across each boundary, both ways, that pass between slots."""
+        """[n]: lower bounds on the messages across each boundary, both ways, that pass between slots.
+
+        None where a stage counts those that it sends.
+        """
         ahead, back = self._crossing_ns(configuration)
-        return ahead + back if self.problem.space.hides_messages(self.problem.machine) else 0 * ahead
+        between = self.problem.space.hides_messages(self.problem.machine) and not configuration.waits_for_messages
+        return ahead + back if between else 0 * ahead
 
     def _crossing_ns(self, configuration: Configuration) -> tuple[Times, Times]:
         """[n] each: lower bounds on sending what crosses each boundary, of a micro-batch, and the gradients back."""

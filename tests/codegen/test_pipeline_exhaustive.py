@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from partita.codegen.plan.plan import Plan
-from partita.codegen.planner.confirmed_plan import confirmed_plan
+from partita.codegen.planner.confirmed_plan import confirmed_plan, step_ns
 from partita.codegen.planner.decode import choices
+from partita.codegen.pricing.pipeline_runs import phase_ns
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
 from partita.formulation.encoding.encode import encode
@@ -30,7 +31,7 @@ from partita.formulation.encoding.encoding import Encoding
 from partita.formulation.encoding.encoding_options import EncodingOptions, StageContext
 from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration, rows
-from partita.formulation.pipeline.schedule import schedule_named
+from partita.formulation.pipeline.schedule import GPIPE, INTERLEAVED, ONE_F_ONE_B, Schedule
 from partita.formulation.pipeline.stage_transfers import transfer_price
 from partita.formulation.placement.placement import Placement, Row, distinct, placements
 from partita.formulation.search_space import SearchSpace
@@ -93,7 +94,7 @@ class Instance:
     stages: tuple[int, ...]  # parts of the devices; 1: no pipeline
     modes: tuple[str, ...] = ("none",)
     fixed: tuple[tuple[str, str], ...] = (("mean", "d0"),)
-    schedule: str = "1f1b"
+    schedule: Schedule = ONE_F_ONE_B
     chunks: int = 1
 
     def problem(self) -> PlanningProblem:
@@ -121,14 +122,30 @@ class Instance:
         every = [row for row in (none, *rows(self.levels)) if prod(row) in self.stages]
         inner = {row: distinct(placements(stage_machine(machine, row).hierarchy)) for row in every}
         flat = {row: tuple(p for p in places if len(p.sizes) == 1) for row, places in inner.items()}
-        return ConfigurationSpace(flat, schedule_named(self.schedule), self.chunks)
+        return ConfigurationSpace(flat, self.schedule, self.chunks)
 
 
 Make: TypeAlias = Callable[[dict[int, int]], Plan]
 
 
-def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Random) -> tuple[Ints, Ints]:
-    """Time and memory of every assignment of a stage that has the decided options, by prices of plans."""
+Priced: TypeAlias = Callable[[Plan], list[int]]
+
+
+def whole(plan: Plan) -> list[int]:
+    """Time and memory of a stage."""
+    cost = stage_price(plan)
+    return [cost.objective_ns, cost.memory_bytes]
+
+
+def in_slots(plan: Plan) -> list[int]:
+    """Times of a stage: all forwards, all backwards, the update, and one message that it receives, each way."""
+    cost = stage_price(plan, delays_messages=True)
+    message = sum(item.ns for item in cost.items if item.kind == "receive")
+    return [phase_ns(cost, "forward") - message, phase_ns(cost, "backward"), phase_ns(cost, "update"), message]
+
+
+def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Random, priced: Priced = whole) -> Ints:
+    """[..., n]: the price of every assignment of a stage that has the decided options, by prices of plans."""
     network, known = found.network, dict[tuple[tuple[int, int], ...], Ints]()
     sizes = [1 if v in decided else len(x.cost) for v, x in enumerate(network.variables)]
     tables = [v.cost for v in network.variables] + [e.cost for e in network.edges]
@@ -137,16 +154,15 @@ def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Ran
     def price(changed: dict[int, int]) -> Ints:
         key = tuple(sorted((v, o) for v, o in changed.items() if o))
         if key not in known:
-            cost = stage_price(make(decided | dict(key)))
-            known[key] = np.array([cost.objective_ns, cost.memory_bytes])
+            known[key] = np.array(priced(make(decided | dict(key))))
         return known[key]
 
     def placed(table: Any, *variables: int) -> Ints:
-        return np.array(table).reshape(*(size if v in variables else 1 for v, size in enumerate(sizes)), 2)
+        return np.array(table).reshape(*(size if v in variables else 1 for v, size in enumerate(sizes)), len(none))
 
     none = price({})
     alone = [[price({v: o}) - none for o in range(size)] for v, size in enumerate(sizes)]
-    total = np.zeros((*sizes, 2), dtype=np.int64) + none
+    total = np.zeros((*sizes, len(none)), dtype=np.int64) + none
     for v, table in enumerate(alone):
         total += placed(table, v)
     for u, v in {(min(e.u, e.v), max(e.u, e.v)) for e in network.edges}:
@@ -156,11 +172,13 @@ def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Ran
     for _ in range(20):
         drawn = tuple(rng.randrange(size) for size in sizes)
         assert (total[drawn] == price(dict(enumerate(drawn)))).all(), drawn
-    return total[..., 0], total[..., 1]
+    return total
 
 
-def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
-    """What a stage takes by what it needs, for every layout of its ends, whatever it computes again."""
+def assignments(
+    q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, flight: int, priced: Priced = whole
+) -> Iterator[tuple[tuple[Layout | None, Layout | None], Ints]]:
+    """The prices [n, ...] of all assignments of a stage, by the layouts of its ends and by what it computes again."""
     machine = stage_machine(q.machine, row)
     transfer = transfer_price(q.machine, row) if prod(row) > 1 else None
     found = encode(
@@ -182,17 +200,22 @@ def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, fl
     layouts = {
         v: [make({v: o}).choices[n].output for o in range(len(found.network.variables[v].cost))] for n, v in ends
     }
-    every: Front = {}
     for mode in range(len(q.space.modes) if found.recompute else 1):
         decided = dict.fromkeys(found.recompute.values(), mode)
-        times, needs = all_of(found, decided, make, random.Random(mode))
+        total = all_of(found, decided, make, random.Random(mode), priced)
         for options in product(*(range(len(layouts[v])) for _, v in ends)):
-            at: list[Any] = [slice(None)] * times.ndim
+            at: list[Any] = [slice(None)] * total.ndim
             for (_, v), o in zip(ends, options, strict=True):
                 at[v] = o
             taken = {found.pcg.nodes[n].op: layouts[v][o] for (n, v), o in zip(ends, options, strict=True)}
-            letters = taken.get("receive"), taken.get("send")
-            every.setdefault(letters, []).extend(stairs(times[tuple(at)].ravel(), needs[tuple(at)].ravel()))
+            yield (taken.get("receive"), taken.get("send")), total[tuple(at)].reshape(-1, total.shape[-1])
+
+
+def front(q: PlanningProblem, graph: PCG, row: Row, place: Placement, k: int, flight: int) -> Front:
+    """What a stage takes by what it needs, for every layout of its ends, whatever it computes again."""
+    every: Front = {}
+    for letters, found in assignments(q, graph, row, place, k, flight):
+        every.setdefault(letters, []).extend(stairs(*found.T))
     return {letters: stairs(*np.array(steps).T) for letters, steps in every.items()}
 
 
@@ -249,8 +272,8 @@ INSTANCES = {
     "four devices": Instance(3, (4,), (4,), (2,)),
     "eight devices": Instance(4, (2, 4), (4, 8), (4,)),
     "computed again": Instance(2, (2, 2), (2, 4), (2,), MODES, (("mean", "d0"), *PAIRS)),
-    "gpipe": Instance(2, (4,), (4,), (1, 2), schedule="gpipe"),
-    "interleaved": Instance(4, (4,), (1, 2, 4), (2,), schedule="interleaved", chunks=2),
+    "gpipe": Instance(2, (4,), (4,), (1, 2), schedule=GPIPE),
+    "interleaved": Instance(4, (4,), (1, 2, 4), (2,), schedule=INTERLEAVED, chunks=2),
 }
 
 
@@ -288,3 +311,51 @@ def test_the_best_of_all_plans(name: str) -> None:
             cost, again = plan_price(plan), again | {*plan.recompute.values()}
             assert cost.objective_ns == best and cost.memory_bytes <= capacity
     assert again == ({"full"} if len(instance.modes) > 1 else set())
+
+
+def least_of_slots(q: PlanningProblem, configuration: Configuration) -> int:
+    """The least step of all cuts and assignments of one micro-batch; there is memory for all."""
+    graph, row = q.pcg, configuration.row
+    last, found = len(boundaries(q.pcg)) - 1, []
+    for cut in range(1, last):
+        ends = [(0, cut), (cut, last)]
+        fronts = [
+            {
+                x: undominated(ns)
+                for x, ns in assignments(q, stage(graph, *e).graph, row, configuration.placement, 1, 1, in_slots)
+            }
+            for e in ends
+        ]
+        for (a, first), (b, second) in product(*(own.items() for own in fronts)):
+            if a[1] == b[0]:
+                found.append(int(steps(*first[:, None].T, *second[None].T).min()))
+    return min(found)
+
+
+def steps(f: Ints, b: Ints, update: Ints, _: Ints, ff: Ints, bb: Ints, later: Ints, message: Ints) -> Ints:
+    """The steps of two stages and one micro-batch."""
+    f, bb = np.maximum(f, message), np.maximum(bb, message)
+    there = f + message + ff + bb
+    return np.maximum(there + message + b + update, there + later)
+
+
+def undominated(times: Ints) -> Ints:
+    """The rows that no other is below in everything."""
+    rows = np.unique(times, axis=0)
+    return np.array([row for row in rows if not ((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any()])
+
+
+def test_the_bound_of_one_micro_batch_is_the_best_step() -> None:
+    """Two unequal stages of two devices, where no update ends later than the first stage's."""
+    instance = Instance(2, (4,), (1,), (2,), schedule=GPIPE)
+    slow = instance.problem()
+    fast = tuple(replace(level, bandwidth=1000 * level.bandwidth, latency_ns=1.0) for level in slow.machine.levels)
+    problem = replace(slow, machine=replace(slow.machine, levels=fast))
+    space = replace(instance.space(problem.machine), step_ns=step_ns)
+    found = search(problem, solver("auto"), space=space)
+    best = min(
+        least_of_slots(problem, Configuration(row, place.matrix, 1, GPIPE))
+        for row, places in space.placements.items()
+        for place in places
+    )
+    assert found.objective == found.bound == best, (found.objective, best, found.bound)
