@@ -17,6 +17,7 @@ price counts too little latency.
 
 from collections.abc import Mapping, Set
 from functools import lru_cache
+from itertools import chain
 
 from ...model.graph.dtypes import FLOATS
 from ...model.graph.pcg import PCG
@@ -34,7 +35,7 @@ from ...model.graph.sparse_tables import sparse_tables
 from ..bundles.bundles import Bundle, find_bundles
 from ..search_space import SearchSpace
 from ..strategies.tensor_classes import Classes
-from ..weights.buckets import BUCKET_BYTES
+from ..weights.buckets import cut_into_buckets
 from .recomputable_segments import recomputable_segments, uncertain
 
 KERNELS, TRAFFIC, HOST = range(3)
@@ -95,24 +96,21 @@ def _between_layers(pcg: PCG, itemsize: int) -> Mapping[int, int]:
 @lru_cache(maxsize=64)
 def _between_layers_of(pcg: PCG, itemsize: int) -> Mapping[int, int]:
     """Weights of a run share messages of a bucket at most, frozen ones apart; one that several runs read is alone."""
-    messages: list[list[int]] = []
-    last: dict[tuple[int, bool], list[int]] = {}  # of a run, the message that is not full
+    alone: list[list[int]] = []
+    of_run: dict[tuple[int, bool], list[int]] = {}
     for index in pcg.of("parameter"):
         node, readers = pcg.nodes[index], pcg.consumers[index]
         if node.dtype not in FLOATS or index in sparse_tables(pcg) or not twins(pcg).keys().isdisjoint(readers):
             continue
         read_at = {places(pcg)[reader] for reader in readers}
         if len(read_at) != 1:
-            messages.append([index])
+            alone.append([index])
             continue
         (place,) = read_at
-        if isinstance(place, str):
-            continue
-        message = last.get((place, node.gradient), [])
-        if not message or itemsize * (_elements(pcg, message) + node.numel) > BUCKET_BYTES:
-            messages.append(message := [])
-            last[place, node.gradient] = message
-        message.append(index)
+        if isinstance(place, int):
+            of_run.setdefault((place, node.gradient), []).append(index)
+    cut = (cut_into_buckets((i, itemsize * pcg.nodes[i].numel) for i in run) for run in of_run.values())
+    messages = [*alone, *chain.from_iterable(cut)]
     return {index: _elements(pcg, message) for message in messages for index in message}
 
 

@@ -1,11 +1,29 @@
 """Flat buckets in which gradients are summed over ranks, and updated weights gathered."""
 
 import math
+from collections.abc import Iterable
 
 from ...model.machine.collective_price import ROUNDING_NS, CollectivePrice
 
 BUCKET_BYTES = 25_000_000
 """Gradients are synchronized in flat buckets of this size; a weight pays its share of what a full bucket costs."""
+
+
+def cut_into_buckets(weights: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Weights, each with its bytes, in their order in lists of a bucket at most; a larger one is alone.
+
+    >>> cut_into_buckets([(0, 20_000_000), (1, 5_000_000), (2, 1), (3, 30_000_000)])
+    [[0, 1], [2], [3]]
+    """
+    buckets: list[list[int]] = []
+    room = 0
+    for weight, size in weights:
+        room -= size
+        if not buckets or room < 0:
+            buckets.append([])
+            room = BUCKET_BYTES - size
+        buckets[-1].append(weight)
+    return buckets
 
 
 def bucketed(numel: int, *moved: tuple[CollectivePrice, int]) -> int:

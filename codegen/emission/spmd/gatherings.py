@@ -6,7 +6,7 @@ Where a plan overlaps, such a message leaves while the layer before computes (`t
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ....formulation.weights.buckets import BUCKET_BYTES
+from ....formulation.weights.buckets import cut_into_buckets
 from ....model.graph.builder import free_name
 from ....model.graph.dtypes import FLOATS, ITEMSIZE
 from ....model.graph.layout import Action, Layout, Step, steps
@@ -102,7 +102,7 @@ def gatherings(
     """
     if not travels_ahead(plan):
         return {}
-    found: dict[tuple[str | int, tuple[int, ...], bool], list[list[_Wanted]]] = {}
+    found: dict[tuple[str | int, tuple[int, ...], bool], dict[int, tuple[Layout, tuple[TakenApart, ...]]]] = {}
     kept: dict[int, bool] = {}
     for index in weights:
         wanted = _gathered(plan, index, own)
@@ -115,24 +115,18 @@ def gatherings(
         read_at = {places(plan.graph)[c] for c in plan.graph.consumers[index] if c in own}
         place = read_at.pop() if len(read_at) == 1 else f"weight {index}"
         kept[index] = not again
-        lists = found.setdefault((place, axes, node.gradient), [[]])
-        if isinstance(place, int) and _bytes(plan, lists[-1], index) > BUCKET_BYTES and lists[-1]:
-            lists.append([])
-        lists[-1].append((index, layout, apart))
+        found.setdefault((place, axes, node.gradient), {})[index] = layout, apart
     result: dict[tuple[int, Layout], Gathering] = {}
-    for (place, axes, _), lists in found.items():
+    for (place, axes, _), together in found.items():
         names = tuple(plan.axes[axis] for axis in axes)
-        for number, each in enumerate(lists):
-            indices, layouts, aparts = zip(*each, strict=True)
+        in_buckets = isinstance(place, int)  # between layers: a layer's weights are one message
+        cut = cut_into_buckets((i, _bytes(plan, i)) for i in together) if in_buckets else [[*together]]
+        for number, indices in enumerate(cut):
+            layouts, aparts = zip(*(together[i] for i in indices), strict=True)
             of_each = tuple(kept[index] for index in indices)
-            gathering = Gathering(f"{place}, {number}", names, of_each, indices, aparts, layouts)
+            gathering = Gathering(f"{place}, {number}", names, of_each, tuple(indices), aparts, layouts)
             result |= dict.fromkeys(zip(indices, layouts, strict=True), gathering)
     return result
-
-
-_Wanted = tuple[
-    int, Layout, tuple[TakenApart, ...]
-]  # a weight, the layout in which it is read, and what joins its parts
 
 
 @once_per_plan
@@ -207,7 +201,6 @@ def _reads(plan: Plan, index: int) -> Iterator[tuple[Layout, bool]]:
                 yield layout, recorded
 
 
-def _bytes(plan: Plan, others: Sequence[_Wanted], index: int) -> int:
-    """Bytes of weights together in the dtype in which the model computes, at most."""
-    count = sum(plan.graph.nodes[i].numel for i in (index, *(i for i, _, _ in others)))
-    return count * ITEMSIZE[precision(plan.dtype).compute]
+def _bytes(plan: Plan, index: int) -> int:
+    """Bytes of a weight in the dtype in which the model computes, at most."""
+    return plan.graph.nodes[index].numel * ITEMSIZE[precision(plan.dtype).compute]
