@@ -107,6 +107,36 @@ def test_options_take_the_place_of_constants(partita: Run, file: Path) -> None:
     assert found["machine"] == "adhoc-2x2"
 
 
+def test_a_factory_without_small_is_built_as_it_is(partita: Run, file: Path, tmp_path: Path) -> None:
+    """The small twin of one that has it is the default; to ask for one that there is not is an error."""
+    text = """
+import torch
+from torch import nn
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), (torch.zeros(4, 8),)
+
+
+def sized(small=False):
+    width = 8 if small else 16
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8)), (torch.zeros(4, 8),)
+"""
+    (tmp_path / "net.py").write_text(text)
+    plan = PIPELINE.replace('"mlp"', f'"{tmp_path / "net.py"}:net"')
+    file.write_text(plan)
+    code, out, err = partita("check", file, "--json", "--loss", "projection", "-o", tmp_path / "kept")
+    assert (code, err, json.loads(out)["ok"]) == (0, "", True)
+    assert json.loads((tmp_path / "kept" / "plan.json").read_text())["model"]["small"] is False
+    for given, constant in (["--small"], ""), ([], "\nSMALL = True\n"):
+        file.write_text(plan + constant)
+        code, _, err = partita("check", file, *given)
+        assert code == 2 and "net takes no 'small'; leave out --small, and SMALL in a plan's file" in err
+    file.write_text(plan.replace(":net", ":sized"))
+    code, out, _ = partita("check", file, "--json", "--loss", "projection", "-o", tmp_path / "sized")
+    assert (code, json.loads((tmp_path / "sized" / "plan.json").read_text())["model"]["small"]) == (0, True)
+
+
 def test_conflicts_are_an_answer(partita: Run, file: Path, tmp_path: Path) -> None:
     file.write_text(WRONG)
     code, out, _ = partita("check", file, "--json", "-o", tmp_path / "kept")

@@ -9,7 +9,7 @@ from typing import Any
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.order import PlanConflict
 from ...formulation.spacetime.site import raised_at, told
-from ...model.capture.load import failure, import_file, load_model
+from ...model.capture.load import failure, has_small_twin, import_file, load_model
 from ...model.errors import DoesNotFitError, PartitaError
 from ...model.training import parse_batch_dim
 from ...model.wording import MOST_LINES, cut
@@ -51,7 +51,8 @@ def check(request: CheckRequest) -> Checked:
     devices = request.devices or constants["DEVICES"] or (request.machine.devices if request.machine else None)
     if devices is None:
         raise PartitaError(f"{request.file} defines no DEVICES: give --devices N")
-    small = next((x for x in (request.small, constants["SMALL"]) if x is not None), request.model is None)
+    given = next((x for x in (request.small, constants["SMALL"]) if x is not None), None)
+    small = request.model is None and has_small_twin(reference) if given is None else given
     sequence = request.sequence or constants["SEQUENCE"]
     built = load_model(reference, small=small, sequence=sequence)
     loss = request.loss or built.loss

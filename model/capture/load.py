@@ -54,11 +54,7 @@ def load_model(
     scheme, _, rest = reference.partition(":")
     if scheme in SCHEMES:
         return TrainedModule(*SCHEMES[scheme].load(rest, Build(small, sequence, device)))
-    path, _, name = reference.rpartition(":")
-    if not path or not name.isidentifier():
-        raise PartitaError(f"{reference!r}: name the function that builds the model, as in {path or name}:factory")
-    file = Path(path)
-    factory = _factory(file, name)
+    file, factory = _of_file(reference)
     options = _options(factory, reference, small, sequence)
     if device == "meta":
         try:
@@ -66,6 +62,20 @@ def load_model(
         except PartitaError:
             device = "cpu"
     return _call(factory, options, device, file, reference)
+
+
+def has_small_twin(reference: str) -> bool:
+    """False for a factory that does not take `small`. PartitaError: there is no factory."""
+    is_file = ":" in reference or reference.endswith(".py")
+    return not is_file or reference.partition(":")[0] in SCHEMES or _takes(_of_file(reference)[1], "small")
+
+
+def _of_file(reference: str) -> tuple[Path, Callable[..., Any]]:
+    """The file and the factory of a reference, `path/to/file.py:factory`."""
+    path, _, name = reference.rpartition(":")
+    if not path or not name.isidentifier():
+        raise PartitaError(f"{reference!r}: name the function that builds the model, as in {path or name}:factory")
+    return Path(path), _factory(Path(path), name)
 
 
 def _factory(file: Path, name: str) -> Callable[..., Any]:
@@ -100,14 +110,19 @@ def import_file(file: Path) -> ModuleType:
 
 def _options(factory: Callable[..., Any], reference: str, small: bool, sequence: int | None) -> dict[str, Any]:
     """The options given, if the factory takes them; else PartitaError."""
+    wanted: dict[str, Any] = {"small": small or None, "sequence": sequence}
+    given = {option: value for option, value in wanted.items() if value is not None}
+    for option in given:
+        if not _takes(factory, option):
+            raise PartitaError(
+                f"{reference} takes no {option!r}; leave out --{option}, and {option.upper()} in a plan's file"
+            )
+    return given
+
+
+def _takes(factory: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(factory).parameters.values()
-    names = {p.name for p in parameters}
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    given: dict[str, Any] = {"small": small or None, "sequence": sequence}
-    for option, value in given.items():
-        if value is not None and option not in names and not any_name:
-            raise PartitaError(f"{reference} takes no {option!r}; leave --{option} out")
-    return {option: value for option, value in given.items() if value is not None}
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _call(
