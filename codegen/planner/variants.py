@@ -160,14 +160,14 @@ class _Contest:
         plans = [one for one in (self.best, *found) if one is not None and not isinstance(one, PartitaError)]
         self.best = min(plans, key=step_ns, default=None)
         outcomes = [self._outcome(variant, made) for variant, made in zip(group, found, strict=True)]
-        self.outcomes[number] = [_both(*each) for each in zip(known, outcomes, strict=True)] if known else outcomes
+        self.outcomes[number] = [self._both(*each) for each in zip(known, outcomes, strict=True)] if known else outcomes
 
     def _outcome(self, variant: Variant, made: Plan | PartitaError) -> dict[str, Any]:
         if isinstance(made, PartitaError):
             self.failures.append(made)
         if isinstance(made, NoPlanError):
             bound, searched = made.summary["bound_ns"], made.summary["space"]
-            known = {"status": _status(bound, self.cutoff, self.gap), "bound_ns": bound}
+            known = {"status": _status(None, bound, self.cutoff, self.gap), "bound_ns": bound}
         elif isinstance(made, PartitaError):  # fits nowhere
             return _outcome(variant, "infeasible") | {"words": str(made), "limits_hit": []}
         else:
@@ -177,17 +177,16 @@ class _Contest:
         outcome = _outcome(variant, **known) | {"limits_hit": searched["limits_hit"]}
         return outcome | _rewritings(variant, searched)
 
-
-def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """What two searches of a variant found: the second is asked for a step below the first one's, if that has one."""
-    bounds = [bound for bound in (first["bound_ns"], second["bound_ns"]) if bound is not None]
-    together = second | {"bound_ns": max(bounds, default=None)}
-    if first["objective_ns"] is None or second["objective_ns"] is not None:
-        return together
-    objective = first["objective_ns"]
-    bound = min(together["bound_ns"], objective)
-    status = "optimal" if bound == objective else "feasible"
-    return together | {"status": status, "objective_ns": objective, "bound_ns": bound}
+    def _both(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """What two searches of a variant found: the second is asked for a step below the first one's, if any."""
+        steps = [one["objective_ns"] for one in (first, second) if one["objective_ns"] is not None]
+        bounds = [one["bound_ns"] for one in (first, second) if one["bound_ns"] is not None]
+        if second["status"] == "infeasible" and not steps:
+            return second
+        step = min(steps, default=None)
+        bound = min(max(bounds), *steps) if steps else max(bounds)
+        status = _status(step, bound, self.cutoff, self.gap)
+        return second | {"status": status, "objective_ns": step, "bound_ns": bound}
 
 
 def _together(variants: Sequence[Variant]) -> list[list[Variant]]:
@@ -201,8 +200,10 @@ def _together(variants: Sequence[Variant]) -> list[list[Variant]]:
     return groups
 
 
-def _status(bound: int | None, cutoff: int | None, gap: float) -> str:
-    """The status of a variant for which no plan was found."""
+def _status(objective: int | None, bound: int | None, cutoff: int | None, gap: float) -> str:
+    """The status of a variant with a plan of this step, or none below the cutoff."""
+    if objective is not None:
+        return "optimal" if bound == objective else "feasible"
     if cutoff is None or bound is None or bound < Limits(cutoff=cutoff, gap=gap).ceiling(None):
         return "unknown"
     return "worse" if bound >= cutoff else "near"
@@ -231,6 +232,6 @@ def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
     report |= {
         "bound_ns": bound,
         "gap": relative_gap(objective, bound),
-        "status": "optimal" if bound == objective else "feasible",
+        "status": _status(objective, bound, None, 0),
         "space": report["space"] | {"ways": outcomes, "limits_hit": sorted(limits)},
     }

@@ -92,6 +92,18 @@ def test_a_plan_that_a_second_search_does_not_improve_stays_with_the_better_boun
     assert cutoffs == [None, 90, 90]  # within the gap
 
 
+def test_the_status_of_two_searches_is_of_both() -> None:
+    """The first one's bound is the better one: it proves the second one's plan, and that there is none below it."""
+    best, _ = told(made(90, 80, "time"), none(95), none(95), made(80, 70, "time"), seconds=1e6)
+    assert (best.report["status"], best.report["bound_ns"]) == ("optimal", 80)
+    assert [way["status"] for way in best.report["space"]["ways"]] == ["optimal", "worse", "worse"]
+    together = [VARIANTS[0], replace(VARIANTS[1], added=True), VARIANTS[2]]
+    asked = none(89, "time"), made(90, 60, "time"), none(91)
+    best, _ = told(*asked, none(88, "time"), made(89, 70, "time"), variants=together, seconds=1e6)
+    ways = [(way["status"], way["bound_ns"], way["objective_ns"]) for way in best.report["space"]["ways"]]
+    assert ways[:2] == [("worse", 89, None), ("feasible", 70, 89)]
+
+
 @pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])
 def test_an_interrupt_ends_all(second: Any) -> None:
     best, cutoffs = told(made(100, 100), second, made(1, 1))
