@@ -263,7 +263,7 @@ def shares(plan: Plan) -> Row:
 
 def _best_plan(graph: PCG, machine: Machine, training: Training, spaces: Sequence[SearchSpace]) -> Plan:
     """The fastest plan of these spaces. NoPlanError: none was found in time; PartitaError: there is none."""
-    context, budget = Context(emits=False, explains=False), Budget(gap=GAP, store=store_in("none"))
+    context, budget = Context(emits=False), Budget(gap=GAP, store=store_in("none"))
 
     def plan_some(
         together: Sequence[Variant], seconds: float | None, cutoff: int | None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ...formulation.network.network import INFINITE
 from ...formulation.search_space import EVERYTHING, SearchSpace
-from ...model.errors import PartitaError
+from ...model.errors import DoesNotFitError, PartitaError
 from ...model.garbage_collection import seldom_collected
 from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
@@ -21,7 +21,7 @@ from .confirmed_plan import confirmed_plan
 from .context import Context
 from .graph_rewritings import credited
 from .prepared import Prepared, freed, prepared
-from .run_search import SearchOutcome, run_search, without_bundles
+from .run_search import SearchOutcome, anything_fits, run_search, without_bundles
 from .search_report import searched_space, without_plan
 from .solved_order import with_solved_order
 from .variants import Variant, best_with_rivals, variants
@@ -50,7 +50,17 @@ def plan_graph(
             context.tell(f"planning in {together[0].training.dtype}, pipelines {schedules}")
         return plan_variants(graph, machine, together, replace(budget, time_limit=seconds), context, cutoff)
 
-    return best_with_rivals(tried, budget.time_limit, budget.gap, plan_some)
+    began = time.monotonic()
+    try:
+        return best_with_rivals(tried, budget.time_limit, budget.gap, plan_some)
+    except DoesNotFitError as error:
+        free = freed(graph, machine, tried) if context.explains else None
+        if free is None:
+            raise
+        context.tell("nothing fits: searching for any plan without these options")
+        if not anything_fits(free(), budget.seconds - (time.monotonic() - began), budget):
+            raise
+        raise DoesNotFitError(f"{error}; it fits without the options that narrow the search") from error
 
 
 def plan_variants(
@@ -63,8 +73,7 @@ def plan_variants(
     given = [_attempt(partial(prepared, graph, machine, variant, context)) for variant in together]
     wanted = [(one.problem, one.among) for one in given if isinstance(one, Prepared)]
     limits = Limits(budget.seconds, cutoff, context.progress, budget.gap)
-    free = freed(graph, machine, together) if context.explains and cutoff is None else None
-    found = run_search(wanted, budget.backend(), limits, budget, tell=context.tell, freed=free) if wanted else []
+    found = run_search(wanted, budget.backend(), limits, budget) if wanted else []
     ended, outcomes = time.monotonic(), iter(found)
     steps = [one.found.objective for one in found if isinstance(one, SearchOutcome) and one.found.objective is not None]
     made: list[Plan | PartitaError] = []

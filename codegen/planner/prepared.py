@@ -49,15 +49,15 @@ def prepared(graph: PCG, machine: Machine, variant: Variant, context: Context) -
     return Prepared(variant, problem, pipeline_space(problem, space), rewritten, captured, seconds)
 
 
-def freed(graph: PCG, machine: Machine, together: Sequence[Variant]) -> Callable[[], Sequence[Wanted]] | None:
+def freed(graph: PCG, machine: Machine, tried: Sequence[Variant]) -> Callable[[], Sequence[Wanted]] | None:
     """The problems without the options that narrow the spaces of these variants; None: none does.
 
     Interlaced pipelines are among them, if they may pay.
     """
-    first, training = together[0].space, together[0].training
+    first, training = tried[0].space, tried[0].training
     spaces = [] if replace(first, rules=(), saturation=first.free.saturation) == first.free else [first.free]
     too = interlaced_too(graph, machine, training, replace(first.free, schedule="auto"))
-    if too is not None and all(replace(one.space, rules=()) != too for one in together):
+    if too is not None and all(replace(one.space, rules=()) != too for one in tried):
         spaces.append(too)
     if not spaces:
         return None

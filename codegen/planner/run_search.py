@@ -1,7 +1,7 @@
-"""Run searches; if nothing fits, say whether anything does without the options that narrow the space."""
+"""Run searches of several spaces, together or one after the other."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -9,7 +9,7 @@ from ...formulation.network.network import INFINITE
 from ...model.errors import PartitaError
 from ...solvers.budget import Budget
 from ...solvers.executors import DelayedProcesses, usable_cores
-from ...solvers.protocol import Limits, Solver, Status
+from ...solvers.protocol import Limits, Solver
 from ...solvers.reduction.joint_search import search_placements
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
@@ -23,15 +23,11 @@ ANY_PLAN = 0.999
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """The problem that was searched last, the result, and the tensors that were rewritten before the search.
-
-    `fits_freely`: nothing fits, but a plan without the options that narrow the space does.
-    """
+    """The problem that was searched last, the result, and the tensors that were rewritten before the search."""
 
     problem: PlanningProblem
     found: SearchResult
     rewrites: list[dict[str, str]]
-    fits_freely: bool = False
 
 
 Wanted: TypeAlias = tuple[PlanningProblem, ConfigurationSpace | None]
@@ -40,30 +36,7 @@ Outcome: TypeAlias = SearchOutcome | PartitaError
 """What a search found, or why there is nothing to find."""
 
 
-def run_search(
-    wanted: Sequence[Wanted],
-    backend: Solver,
-    limits: Limits,
-    budget: Budget,
-    *,
-    tell: Callable[[str], None],
-    freed: Callable[[], Sequence[Wanted]] | None = None,
-) -> list[Outcome]:
-    """Search one or two spaces together; if nothing fits, find out whether anything fits without the options.
-
-    `freed` are the spaces without the options that narrow these; None if no option does.
-    """
-    first = _search_once(wanted, backend, limits, budget)
-    found = [one.found for one in first if isinstance(one, SearchOutcome)]
-    if freed is None or not found or not all(_lacks_memory(one, limits) for one in found):
-        return first
-    tell("nothing fits: searching for any plan without these options")
-    left = Limits(limits.seconds - max(one.seconds for one in found), gap=ANY_PLAN)
-    fits = any(_has_plan(one) for one in _search_once(freed(), backend, left, budget))
-    return [replace(one, fits_freely=fits) if isinstance(one, SearchOutcome) else one for one in first]
-
-
-def _search_once(wanted: Sequence[Wanted], backend: Solver, limits: Limits, budget: Budget) -> list[Outcome]:
+def run_search(wanted: Sequence[Wanted], backend: Solver, limits: Limits, budget: Budget) -> list[Outcome]:
     """What is found in spaces that are searched together, or one after the other where some have no pipelines."""
     if any(space is not None and space.shares for _, space in wanted):
         return [_unequal(problem, space, backend, limits) for problem, space in wanted if space is not None]
@@ -94,8 +67,10 @@ def _finished(problem: PlanningProblem, found: SearchResult, backend: Solver, li
     return SearchOutcome(problem, *with_wide_meshes(problem, found, backend, limits))
 
 
-def _has_plan(outcome: Outcome) -> bool:
-    return isinstance(outcome, SearchOutcome) and outcome.found.objective is not None
+def anything_fits(wanted: Sequence[Wanted], seconds: float, budget: Budget) -> bool:
+    """True if a plan of some of these spaces is found in time, however slow it is."""
+    found = run_search(wanted, budget.backend(), Limits(seconds, gap=ANY_PLAN), budget)
+    return any(isinstance(one, SearchOutcome) and one.found.objective is not None for one in found)
 
 
 def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> dict[str, Any]:
@@ -105,9 +80,3 @@ def without_bundles(problem: PlanningProblem, budget: Budget, start: float) -> d
     found = search_placements(plain, budget.backend(), Limits(left, gap=budget.gap))
     bound = found.bound if found.bound < INFINITE else None
     return {"status": found.status.value, "objective_ns": found.objective, "bound_ns": bound}
-
-
-def _lacks_memory(found: SearchResult, limits: Limits) -> bool:
-    """True if no plan below the cutoff fits the memory."""
-    cut = limits.cutoff is not None and found.missing_bytes is not None
-    return found.objective is None and (cut or found.status is Status.INFEASIBLE)

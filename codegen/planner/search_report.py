@@ -107,7 +107,6 @@ def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[s
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
             + (", with optimizer states in the host's memory" if _offloads(problem) else "")
             + (f" (not looked at: {found.left_out} placements of more axes)" if found.left_out else "")
-            + ("; it fits without the options that narrow the search" * outcome.fits_freely)
         )
     summary = {
         "model": model.get("reference"),

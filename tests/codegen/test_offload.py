@@ -22,6 +22,7 @@ from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
+from partita.codegen.planner.run_search import anything_fits
 from partita.codegen.pricing.stage_price import stage_price
 from partita.codegen.report.facts import facts
 from partita.codegen.report.trace import timeline
@@ -395,17 +396,26 @@ def test_the_fastest_of_several_dtypes() -> None:
     )
 
 
-def test_dtypes_that_do_not_fit_are_passed_over() -> None:
+def test_dtypes_that_do_not_fit_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether one fits without the options is asked only if none fits."""
     module, inputs = linear()
     options: dict[str, Any] = {"mesh": (2,), "micro_batches": 1, "offload": False}
+    asked: list[object] = []
+
+    def counted(*given: Any) -> bool:
+        asked.append(given)
+        return anything_fits(*given)
+
+    monkeypatch.setattr("partita.codegen.planner.plan_graph.anything_fits", counted)
     plan = partita.optimize(
         module, inputs, cramped(0.45), loss="projection", dtype=["float32", "pure-bfloat16"], **options
     )
     assert plan.dtype == "pure-bfloat16"
-    assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"]
+    assert [x["status"] for x in plan.report["space"]["ways"]] == ["infeasible", "optimal"] and not asked
     with pytest.raises(PartitaError, match="fits no placement"):
         partita.optimize(
             module, inputs, cramped(0.05), loss="projection", dtype=["float32", "pure-bfloat16"], **options
         )
+    assert len(asked) == 1
     with pytest.raises(PartitaError, match="dtype 'float8': choose from"):
         partita.optimize(module, inputs, cramped(2.0), loss="projection", dtype=["float32", "float8"], **options)
