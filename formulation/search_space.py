@@ -21,7 +21,7 @@ from ..model.options import (
 )
 from .decisions import UNDECIDED, Decisions
 from .parallelism import ANY_PARALLELISM, Parallelism
-from .pipeline.schedule import ONE_F_ONE_B, requested, schedule_named, schedule_names
+from .pipeline.schedule import ALL, ONE_F_ONE_B, UNEQUAL, requested, schedule_named, schedule_names
 from .rewriting.saturation_limits import DEFAULT_LIMITS, SaturationLimits
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class SearchSpace:
     def schedules(self) -> tuple[tuple[str, int], ...]:
         """The schedules named, each once, with its chunks; of several, interleaved has at least two."""
         check_count("--chunks", self.chunks, MAX_DEVICES)
-        return requested(self.schedule, self.chunks)
+        return requested(self.schedule, self.chunks, UNEQUAL if self.unequal_stages else ALL)
 
     @property
     def leaves_schedule_open(self) -> bool:

@@ -102,18 +102,26 @@ class PriceRequest:
 def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]:
     """Price a configuration; one that does not fit as if it did. PartitaError: options that contradict each other."""
     parallelism, space, budget, name = request.parallelism, request.space, request.budget, request.baseline
-    machine, stages = request.machine.load(), space.stages or 1
-    parallelism = parallelism if name is None else baseline(name, parallelism, machine, stages)
-    parallelism = completed(parallelism, machine, stages)
-    fixed = replace(space, parallelism=parallelism, stages=stages, offload=space.offload or False)
+    machine = request.machine.load()
+    if space.unequal_stages:
+        if name is not None:
+            raise PartitaError(f"--baseline {name} with --unequal-stages: each fixes the stages' meshes; give one")
+        fixed = replace(space, parallelism=parallelism)
+        words = f"unequal stages{'' if space.stages is None else f' --pp {space.stages}'}"
+    else:
+        stages = space.stages or 1
+        parallelism = parallelism if name is None else baseline(name, parallelism, machine, stages)
+        fixed = replace(space, parallelism=completed(parallelism, machine, stages), stages=stages)
+        words = f"{fixed.parallelism}{f' --pp {stages}' if stages > 1 else ''}"
+    fixed = replace(fixed, offload=space.offload or False)
     fixed = replace(fixed, schedule=",".join(name for name, _ in fixed.schedules))  # and no other
     graph, training, context = prepared(
         request.model, machine, request.training, fixed, budget, small=request.small, progress=progress
     )
-    context = replace(context, emits=False)
 
     def planned(on: Machine, among: SearchSpace) -> Plan:
-        return plan_graph(graph, on, training, among, budget, context)
+        own = replace(context, emits=False, explains=among is not fixed)
+        return plan_graph(graph, on, training, among, budget, own)
 
     try:
         found = Priced(made := planned(machine, fixed), plan_price(made), fits=True)
@@ -124,7 +132,7 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
         "model": request.model,
         "machine": machine.name,
         "devices": prod(machine.hierarchy),
-        "configuration": f"{parallelism}{f' --pp {stages}' if stages > 1 else ''}",
+        "configuration": words,
         "baseline": name,
         "priced": found.to_json(capacity),
         "planned": None,

@@ -310,7 +310,7 @@ CHIMERA = Schedule("chimera", "Chimera", both_directions, directions=2)
 """Li and Hoefler, Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines, SC'21."""
 
 UNEQUAL = (ONE_F_ONE_B.name, EAGER.name, GPIPE.name)
-"""Schedules of stages with unequally many devices."""
+"""Schedules of stages with unequally many devices, all of which `all` stands for there."""
 
 ALL = ("1f1b", "zero-bubble", "interleaved")
 """What `all` stands for: GPipe and eager 1F1B gain on 1F1B only by hiding messages, and 2BW is another way to train."""
@@ -355,14 +355,15 @@ def schedule_named(name: str) -> Schedule:
     return _REGISTRY[name]
 
 
-def requested(text: str, chunks: int) -> tuple[tuple[str, int], ...]:
+def requested(text: str, chunks: int, every: Sequence[str] = ALL) -> tuple[tuple[str, int], ...]:
     """The schedules named in a text, or that `auto` or `all` stand for: each once, with the stages of every device.
 
-    Of several, those with virtual stages have 2 on each device where `chunks` does not say it.
+    `every`: what `all` stands for. Of several, those with virtual stages have 2 on each device where `chunks` does not
+    say it.
     """
     auto = (INTERLEAVED.name if chunks > 1 else ONE_F_ONE_B.name,)
     words = [word.strip() for word in text.split(",") if word.strip()]
-    names = dict.fromkeys(name for word in words for name in {"auto": auto, "all": ALL}.get(word, (word,)))
+    names = dict.fromkeys(name for word in words for name in {"auto": auto, "all": every}.get(word, (word,)))
     if not names:
         raise PartitaError("no schedule is named")
     for name in names:

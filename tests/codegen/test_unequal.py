@@ -21,18 +21,24 @@ from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.planner.confirmed_plan import step_ns
 from partita.codegen.planner.partial_plan import Openness, decisions_of
 from partita.codegen.planner.pipeline_space import pipeline_space
+from partita.codegen.planner.price import PriceRequest, price
 from partita.codegen.planner.problem import problem_of
 from partita.codegen.pricing.pipeline_runs import runs
 from partita.codegen.pricing.plan_price import plan_price
 from partita.formulation.network.network import INFINITE
+from partita.formulation.parallelism import Parallelism
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.shares import divisions
 from partita.formulation.pipeline.stage_transfers import stage_transfers
 from partita.formulation.search_space import SearchSpace
+from partita.model.capture.load import load_model
 from partita.model.errors import DoesNotFitError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.layout import B
+from partita.model.machine.machine_choice import MachineChoice
 from partita.model.training import Training
+from partita.solvers.budget import Budget
+from partita.solvers.cache.store import store_in
 from partita.solvers.protocol import solver
 from partita.solvers.search.part_encoding import encoding
 from partita.solvers.search.part_networks import without_addends
@@ -141,6 +147,39 @@ def test_files_keep_the_plan(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(data | {"shares": [1, 1, 1]}))
     with pytest.raises(PartitaError, match="stages of 1, 1, 1 devices on a machine of 4"):
         partita.load_plan(tmp_path / "plan.json")
+
+
+def test_all_schedules_are_those_that_it_has() -> None:
+    plan = planned((64, 512), (3,), stages=2, schedule="all")
+    ways = plan.report["space"]["ways"]
+    assert [way["schedule"] for way in ways] == ["1f1b", "eager-1f1b", "gpipe"]
+    alone = planned((64, 512), (3,), stages=2, schedule=plan.schedule.name)
+    assert plan.report["objective_ns"] == alone.report["objective_ns"]
+
+
+def test_they_have_a_price() -> None:
+    """That of the plan with the same options; what fixes all stages alike is refused."""
+    machine = MachineChoice(machine="dgx-a100", hierarchy=(1, 4))
+    space = SearchSpace(unequal_stages=True, stages=3, micro_batches=4, schedule="gpipe")
+    budget, free = Budget(workers=1, store=store_in("none")), Parallelism()
+    request = PriceRequest(
+        model="mlp", machine=machine, training={"batch": 8}, parallelism=free, space=space, budget=budget, small=True,
+        beside=False,
+    )  # fmt: skip
+    found = price(request)
+    assert found["configuration"] == "unequal stages --pp 3"
+    assert (found["priced"]["stages"], found["priced"]["micro_batches"], found["priced"]["fits"]) == (3, 4, True)
+    built = load_model("mlp", small=True)
+    options: dict[str, Any] = {"unequal_stages": True, "stages": 3, "micro_batches": 4, "schedule": "gpipe"}
+    plan = partita.optimize(
+        built.module, built.inputs, machine.load(), batch=8, loss=built.loss, workers=1, cache="none", offload=False,
+        **options,
+    )  # fmt: skip
+    assert found["priced"]["step_ns"] == plan.report["objective_ns"]
+    with pytest.raises(PartitaError, match="--baseline megatron with --unequal-stages"):
+        price(replace(request, baseline="megatron"))
+    with pytest.raises(PartitaError, match="leave out --dp 2"):
+        price(replace(request, parallelism=Parallelism(dp=2)))
 
 
 @pytest.mark.parametrize(
