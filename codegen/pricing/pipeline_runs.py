@@ -42,6 +42,9 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
     `shared`: the price of what all devices of an interlaced pipeline compute together. Its slots are runs of every
     device, of stage `SHARED`.
 
+    In two directions both devices of a stage run mirrored orders, so they end at one time: its update, with the sum of
+    its gradients, waits for neither.
+
     Where micro-batches go forward several times, updates begin after the last slot of all, so the step has a bound
     (`solvers/search/repeated_bound.py`).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -126,6 +127,23 @@ def test_chimera_waits_s_minus_2_steps_in_its_first_unit(stages: int) -> None:
     assert found.makespan_ns == 3 * stages - 2
     assert max(found.peak_bytes) <= stages
     evaluate(bidirectional([Stage(F, B)] * stages, 3 * stages + 1), chimera(stages, 3 * stages + 1))
+
+
+@pytest.mark.parametrize("stages", [2, 4, 6, 8])
+@pytest.mark.parametrize("each", [1, 2, 5])
+def test_both_devices_of_chimera_s_stages_run_mirrored_orders(stages: int, each: int) -> None:
+    """Slot by slot the other direction: so they end at one time, and no update waits for the other device."""
+    orders = chimera(stages, 2 * each)
+    for device, other in zip(orders, orders[::-1], strict=True):
+        assert [slot._replace(micro=slot.micro ^ 1) for slot in device] == list(other)
+    rng = random.Random(each)
+    problem = bidirectional([Stage(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(stages)], 2 * each)
+    found = starts_ns(problem, orders)
+    ends = [0] * stages
+    for task, start in zip(problem.tasks, found, strict=True):
+        for d in task.devices:
+            ends[d] = max(ends[d], start + task.duration_ns)
+    assert ends == ends[::-1]
 
 
 @pytest.mark.parametrize(("stages", "micros"), [(2, 3), (4, 8), (6, 12), (8, 16)])
