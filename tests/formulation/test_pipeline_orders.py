@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partita.formulation.pipeline import device_orders
 from partita.formulation.pipeline.configuration import step_ns
-from partita.formulation.pipeline.evaluate import TimedOrders, evaluate
+from partita.formulation.pipeline.evaluate import TimedOrders, evaluate, starts_ns
 from partita.formulation.pipeline.orders import (
     Orders,
     Slot,
