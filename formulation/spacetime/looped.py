@@ -122,6 +122,13 @@ class Looped:
         by_rank(self.steps, first, ranks, begins[:-1].copy(), found)
         return begins, found
 
+    @cached_property
+    def offsets(self) -> Numbers:
+        """By step of the template, what its micro-batches are added to: all events get numbers from 0 without gaps."""
+        own = self.of or [None] * len(self.events)
+        shown = [range(1) if self.loop is None or n is None else self.loop.stands_for(n) for n in own]
+        return np.cumsum([0, *map(len, shown[:-1])]) - np.array([each.start for each in shown])
+
     def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
         """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
         return equal_ranks(self.program, self.events, list(zip(self.likeness, keys, strict=True)))

@@ -224,12 +224,16 @@ class Timeline:
 
     def _events(self) -> _Events:
         """The first of equal events."""
-        count, steps = self.looped.count, self.looped.steps
-        numbers = self.number[steps]
-        at = np.sort(np.unique(numbers * count + self.looped.micros, return_index=True)[1])
+        steps, micros = self.looped.steps, self.looped.micros
+        numbers, every = self.number[steps], np.arange(len(steps))
+        one = np.unique(self.number, return_index=True)[1]  # by number, a step of the template
+        equal = self.looped.offsets[one][numbers] + micros
+        first = np.zeros(len(steps), dtype=np.int64)
+        first[equal[::-1]] = every[::-1]
+        at = np.flatnonzero(first[equal] == every)
         local = np.array([max(entry.on.ns for entry in members) for members in self.entries], dtype=np.int64)
         ns = self.moves.ns[at] + local[numbers[at]]  # what meets computes, too; a transfer itself takes 0
-        return _Events(numbers[at], self.looped.micros[at], ns, self.prices.machine.busy_ns(ns))
+        return _Events(numbers[at], micros[at], ns, self.prices.machine.busy_ns(ns))
 
     def _arrays(self) -> _Entries:
         number = {device: at for at, device in enumerate(self.living)}

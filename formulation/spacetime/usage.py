@@ -43,7 +43,7 @@ class Changes(NamedTuple):
     sizes: Numbers
     frees: Numbers
     spans: Numbers
-    numbers: Sequence[int]
+    numbers: Numbers
     micros: Sequence[int | None]
 
 
@@ -51,24 +51,24 @@ def changes(looped: Looped, device: int, times: Times, living: Lifetimes) -> Cha
     at = np.full((len(looped.program.devices[device]), looped.count), -1, dtype=np.int64)
     at[times.places, times.micros] = np.arange(len(times.places))
     of = [looped.of[step] if looped.of else None for step in looped.program.steps[device]]
-    firsts, lasts, sizes, numbers, micros = [], [], [], list[int](), list[int | None]()
+    firsts, lasts, sizes, numbers, micros = [], [], [], [], list[int | None]()
     for number, span in enumerate(living.spans):
         touched = list(dict.fromkeys(span.touched))
         first, last, own = _ends(looped, at, times, [(place, of[place]) for place in touched])
         firsts.append(first)
         lasts.append(last)
         sizes.append(np.full(len(first), span.size_bytes))
-        numbers += [number] * len(first)
+        numbers.append(np.full(len(first), number))
         micros += own
     none = np.zeros(0, dtype=np.int64)
-    first, last, size = (np.concatenate(x) if x else none for x in (firsts, lasts, sizes))
+    first, last, size, span_of = (np.concatenate(x) if x else none for x in (firsts, lasts, sizes, numbers))
     allocation = np.arange(len(first))
     begins = np.minimum(times.reached[first], times.starts[first])  # weights travel before the device gets to them
     ns = np.concatenate((begins, times.ends[last]))
     place, frees = np.concatenate((np.minimum(first, last), last)), np.repeat((0, 1), len(first))
     size, allocation = np.concatenate((size, -size)), np.concatenate((allocation, allocation))
     order = np.lexsort((allocation, size, frees, place, ns))
-    return Changes(ns[order], size[order], frees[order], allocation[order], numbers, micros)
+    return Changes(ns[order], size[order], frees[order], allocation[order], span_of, micros)
 
 
 def _ends(
@@ -104,7 +104,7 @@ def usage(looped: Looped, device: int, times: Times, living: Lifetimes) -> Usage
     if totals.size and totals.max() > start:
         top = int(totals.argmax())
         kinds = list(now)
-        code = np.array([kinds.index(living.spans[number].kind) for number in found.numbers])[found.spans[: top + 1]]
+        code = np.array([kinds.index(span.kind) for span in living.spans])[found.numbers[found.spans[: top + 1]]]
         held = np.bincount(code, weights=found.sizes[: top + 1], minlength=len(kinds))
         peak = {kind: now[kind] + int(more) for kind, more in zip(kinds, held, strict=True)}
         peak_ns = int(found.times[top])

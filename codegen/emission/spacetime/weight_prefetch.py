@@ -24,13 +24,17 @@ def by_layer(looped: Looped) -> Looped:
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = np.argsort(order)
     moves = (np.argsort(number[list(own)]).tobytes() for own in program.steps)
-    steps, micros, target = looped.steps, looped.micros, np.array([earlier.get(s, s) for s in range(len(order))])
-    key = steps * looped.count + micros
-    place = np.argsort(key)
-    after = target[steps] * looped.count + looped.micro(target[steps], steps, micros)
-    before = place[np.searchsorted(key[place], after)]
-    stays = np.array([step not in earlier for step in range(len(order))])
-    moved = np.lexsort((steps, stays[steps], before))
+    steps, micros = looped.steps, looped.micros
+    stays = np.array([step not in earlier for step in range(len(order))])[steps]
+    place = np.zeros(len(steps), dtype=np.int64)  # by number of an event
+    place[looped.offsets[steps] + micros] = np.arange(len(steps))
+    moving = np.flatnonzero(~stays)
+    own = steps[moving]
+    target = np.array([earlier.get(s, s) for s in range(len(order))])[own]
+    before = place[looped.offsets[target] + looped.micro(target, own, micros[moving])]
+    ranked = np.lexsort((own, before))
+    staying = np.flatnonzero(stays)
+    moved = np.insert(staying, np.searchsorted(staying, before[ranked]), moving[ranked])
     return replace(
         looped,
         program=_renumbered(program, number.tolist()),
