@@ -127,7 +127,8 @@ class Looped:
         """By step of the template, what its micro-batches are added to: all events get numbers from 0 without gaps."""
         own = self.of or [None] * len(self.events)
         shown = [range(1) if self.loop is None or n is None else self.loop.stands_for(n) for n in own]
-        return np.cumsum([0, *map(len, shown[:-1])]) - np.array([each.start for each in shown])
+        begins: Numbers = np.cumsum([0, *map(len, shown[:-1])], dtype=np.int64)
+        return begins - np.array([each.start for each in shown], dtype=np.int64)
 
     def equal_ranks(self, keys: Sequence[Hashable]) -> tuple[int, ...]:
         """By rank, the first of those that are equal to it, with equal `keys` (`equal_ranks`)."""
