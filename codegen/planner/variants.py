@@ -184,7 +184,7 @@ class _Contest:
         if second["status"] == "infeasible" and not steps:
             return second
         step = min(steps, default=None)
-        bound = min(max(bounds), *steps) if steps else max(bounds)
+        bound = min([max(bounds), *steps]) if bounds else None
         status = _status(step, bound, self.cutoff, self.gap)
         return second | {"status": status, "objective_ns": step, "bound_ns": bound}
 

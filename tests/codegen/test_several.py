@@ -102,6 +102,10 @@ def test_the_status_of_two_searches_is_of_both() -> None:
     best, _ = told(*asked, none(88, "time"), made(89, 70, "time"), variants=together, seconds=1e6)
     ways = [(way["status"], way["bound_ns"], way["objective_ns"]) for way in best.report["space"]["ways"]]
     assert ways[:2] == [("worse", 89, None), ("feasible", 70, 89)]
+    fits_nowhere, interrupted = PartitaError("fits no placement"), none(None, "interrupt", interrupted=True)
+    asked = fits_nowhere, none(60, "time"), made(90, 90)
+    best, _ = told(*asked, interrupted, none(60, "interrupt"), variants=together, seconds=1e6)
+    assert [way["bound_ns"] for way in best.report["space"]["ways"]] == [None, 60, 90]
 
 
 @pytest.mark.parametrize("second", [made(90, 10, "interrupt"), none(10, "interrupt", interrupted=True)])
