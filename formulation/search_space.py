@@ -235,20 +235,20 @@ class SearchSpace:
             raise PartitaError(f"--mesh {times(self.mesh)}: an axis of size 1 splits nothing; leave it out")
         if self.mapping is not None:
             self.check_unpipelined("--mapping")
+        if self.unequal_stages:
+            self._check_unequal()
         self.parallelism.check_sizes()
         if self.parallelism.fixes_axes and (self.mesh is not None or self.mapping is not None or self.joint):
             raise PartitaError(f"{self.parallelism} fixes the axes; leave out --mesh, --mapping and --joint")
         parts = len(self.stages_at) + 1
         if self.stages_at and (self.stages or 0) * self.chunks != parts:
-            of = f"of {self.chunks} chunks each" if self.chunks > 1 else ""
+            of = f"of {self.chunks} chunks each " if self.chunks > 1 else ""
             raise PartitaError(f"--stages-at {','.join(self.stages_at)} needs --stages N {of}that make {parts} in all")
         self._check_joint()
         if self.compile:
             self._check_compiled()
         if self.chunks > 1 and self.stages == 1:
             raise PartitaError("--chunks needs a pipeline: add --stages N")
-        if self.unequal_stages:
-            self._check_unequal()
         assert self.schedules
         fixed: dict[str, str] = {}
         for name, strategy in self.fix:
@@ -262,7 +262,7 @@ class SearchSpace:
         fixing = {
             "--mesh": self.mesh,
             "--mapping": self.mapping,
-            str(self.parallelism): self.parallelism.fixes_axes,
+            str(self.parallelism): self.parallelism.given,
             "--stages-at": self.stages_at,
             "--joint": self.joint,
         }
@@ -353,7 +353,10 @@ class SearchSpace:
         return tuple(replace(self, schedule=name, chunks=chunks) for name, chunks in self.schedules)
 
     def counts(self, batch: int) -> tuple[int, ...]:
-        """The numbers of micro-batches of a batch; PartitaError if the one that is fixed does not divide it."""
+        """The numbers of micro-batches of a batch, in which every rank of `--dp` has samples if the batch has as many.
+
+        PartitaError: the one that is fixed does not divide the batch.
+        """
         given = self.parallelism.count(batch)
         if given is not None:
             if self.micro_batches not in (None, given):
@@ -362,7 +365,8 @@ class SearchSpace:
                 )
             return (given,)
         if self.micro_batches is None:
-            return tuple(count for count in range(1, batch + 1) if batch % count == 0)
+            ranks = min(self.parallelism.dp or 1, batch)
+            return tuple(count for count in range(1, batch // ranks + 1) if batch % count == 0)
         if batch % self.micro_batches:
             raise PartitaError(f"--batch {batch} does not divide into --micro-batches {self.micro_batches}")
         return (self.micro_batches,)

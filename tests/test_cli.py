@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -203,6 +204,20 @@ def test_no_plan_in_time_is_an_answer(partita: Run, tmp_path: Path) -> None:
 def test_a_model_that_fits_no_placement_is_refused_with_what_is_missing(partita: Run) -> None:
     code, out, err = partita("plan", "mlp", "--machine", "cpu", "--nodes", "1", "--json")
     assert (code, out) == (2, "") and "GiB are missing" in err
+
+
+def test_what_does_not_fit_is_priced_as_if_it_did(partita: Run, tmp_path: Path) -> None:
+    """Also the planner's own plan, on a machine on which none fits."""
+    text = (resources.files("partita.model.machine.presets") / "dgx-a100.yaml").read_text()
+    (tmp_path / "tiny.yaml").write_text(re.sub(r"memory_bytes: \{value: \w+", "memory_bytes: {value: 2000009000", text))
+    command = "price", "mlp", "--small", "--machine", tmp_path / "tiny.yaml", "--hierarchy", "1x2"
+    code, out, err = partita(*command)
+    assert (code, err) == (1, "") and "It does not fit: a device has 8.79 KiB for a plan." in out
+    assert "The planner's own plan does not fit.\n" in out
+    code, out, _ = partita(*command, "--unequal-stages", "--schedule", "all", "--json")
+    found = json.loads(out)
+    assert (code, found["priced"]["fits"], found["planned"]["fits"]) == (1, False, False)
+    assert found["priced"]["schedule"] in ("1f1b", "eager-1f1b", "gpipe") and found["priced"]["step_ns"] > 0
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

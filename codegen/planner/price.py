@@ -42,6 +42,7 @@ class Priced:
             "fits": self.fits,
             "status": self.plan.report["status"],
             "bound_ns": self.plan.report["bound_ns"],
+            "schedule": self.plan.schedule.name if self.plan.size > 1 else None,
             "stages": self.plan.size,
             "micro_batches": self.plan.micro_batches,
             "parts_ns": parts,
@@ -100,12 +101,15 @@ class PriceRequest:
 
 
 def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]:
-    """Price a configuration; one that does not fit as if it did. PartitaError: options that contradict each other."""
+    """Price a configuration, and the planner's own plan; what does not fit is priced as if it did.
+
+    PartitaError: options that contradict each other.
+    """
     parallelism, space, budget, name = request.parallelism, request.space, request.budget, request.baseline
     machine = request.machine.load()
     if space.unequal_stages:
         if name is not None:
-            raise PartitaError(f"--baseline {name} with --unequal-stages: each fixes the stages' meshes; give one")
+            raise PartitaError(f"--unequal-stages: every stage has a mesh of its own; leave out --baseline {name}")
         fixed = replace(space, parallelism=parallelism)
         words = f"unequal stages{'' if space.stages is None else f' --pp {space.stages}'}"
     else:
@@ -118,15 +122,16 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
     graph, training, context = prepared(
         request.model, machine, request.training, fixed, budget, small=request.small, progress=progress
     )
+    context = replace(context, emits=False, explains=False)
 
-    def planned(on: Machine, among: SearchSpace) -> Plan:
-        own = replace(context, emits=False, explains=among is not fixed)
-        return plan_graph(graph, on, training, among, budget, own)
+    def best_of(among: SearchSpace) -> Priced:
+        try:
+            made, fits = plan_graph(graph, machine, training, among, budget, context), True
+        except DoesNotFitError:
+            without_limit = machine.without_memory_limit()
+            made, fits = plan_graph(graph, without_limit, training, among, budget, context), False
+        return Priced(made, plan_price(made), fits)
 
-    try:
-        found = Priced(made := planned(machine, fixed), plan_price(made), fits=True)
-    except DoesNotFitError:
-        found = Priced(made := planned(machine.without_memory_limit(), fixed), plan_price(made), fits=False)
     capacity = machine.device.capacity_bytes
     result: dict[str, Any] = {
         "model": request.model,
@@ -134,7 +139,7 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
         "devices": prod(machine.hierarchy),
         "configuration": words,
         "baseline": name,
-        "priced": found.to_json(capacity),
+        "priced": best_of(fixed).to_json(capacity),
         "planned": None,
     }
     if request.beside:
@@ -142,7 +147,7 @@ def price(request: PriceRequest, progress: Tell | None = None) -> dict[str, Any]
         kept = SearchSpace(
             offload=space.offload, recompute=space.recompute, overlap=space.overlap, compile=space.compile
         )
-        free = planned(machine, kept)
-        result["planned"] = Priced(free, plan_price(free), fits=True).to_json(capacity)
-        result["planned"]["mesh"] = list(free.placement.sizes) if free.size == 1 else None
+        free = best_of(kept)
+        mesh = list(free.plan.placement.sizes) if free.plan.size == 1 else None
+        result["planned"] = free.to_json(capacity) | {"mesh": mesh}
     return result

@@ -8,6 +8,7 @@ from ...formulation.pipeline.shares import divisions
 from ...formulation.rewriting.saturate import Rewritten
 from ...model.errors import DoesNotFitError, NoPlanError, PartitaError
 from ...model.graph.stages import boundaries
+from ...model.sizes import bytes_text
 from ...solvers.protocol import Status
 from ...solvers.search.planning_problem import PlanningProblem
 from ...solvers.search.result import ConfigurationSpace, SearchResult
@@ -96,13 +97,12 @@ def refusal_text(found: SearchResult) -> str:
 def without_plan(outcome: SearchOutcome, model: dict[str, Any], searched: dict[str, Any], solver: str) -> PartitaError:
     """The error for a search without a plan: no placement fits, it ended too soon, or the solver gave no answer."""
     problem, found = outcome.problem, outcome.found
-    machine, gib = problem.machine, 2**30
-    capacity = machine.device.capacity_bytes
+    machine, capacity = problem.machine, problem.machine.device.capacity_bytes
     if found.status is Status.INFEASIBLE:
-        missing, needs = found.missing_bytes or 0, f"more than {capacity / gib:.2f} GiB a device"
+        missing, needs = found.missing_bytes or 0, f"more than {bytes_text(capacity)} a device"
         if missing:  # else the search proved a lack of memory, but not its size
-            needs = f"at least {(capacity + missing) / gib:.2f} GiB a device of {capacity / gib:.2f} GiB, "
-            needs += f"{missing / gib:.2f} GiB are missing"
+            needs = f"at least {bytes_text(capacity + missing)} a device of {bytes_text(capacity)}, "
+            needs += f"{bytes_text(missing)} are missing"
         return DoesNotFitError(
             f"the model fits no placement on {machine.devices} x {machine.device.name}: it needs {needs}"
             + (", with optimizer states in the host's memory" if _offloads(problem) else "")

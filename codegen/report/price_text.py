@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GIB = 2**30
+from ...model.sizes import bytes_text
 
 _WORDS = {
     "compute": "kernels",
@@ -22,8 +22,10 @@ def price_text(result: Mapping[str, Any]) -> str:
     columns = [("this", priced)] + ([("planner's own", free)] if free else [])
     rows: list[Sequence[str]] = [("", *(name for name, _ in columns))]
     rows.append(("step", *(f"{own['step_ns'] / 1e6:,.2f} ms" for _, own in columns)))
-    rows.append(("memory", *(f"{own['memory_bytes'] / GIB:,.1f} GiB" for _, own in columns)))
+    rows.append(("memory", *(bytes_text(own["memory_bytes"]) for _, own in columns)))
     rows.append(("stages x micro-batches", *(f"{own['stages']} x {own['micro_batches']}" for _, own in columns)))
+    if any(own["schedule"] for _, own in columns):
+        rows.append(("schedule", *(own["schedule"] or "-" for _, own in columns)))
     for part, words in _WORDS.items():
         if any(own["parts_ns"][part] for _, own in columns):
             rows.append((f"  {words}", *(f"{own['parts_ns'][part] / 1e6:,.2f} ms" for _, own in columns)))
@@ -39,7 +41,9 @@ def price_text(result: Mapping[str, Any]) -> str:
         f"Limited by {_WORDS[priced['limit']]}, on the busiest stage.",
     ]
     if not priced["fits"]:
-        lines.append(f"It does not fit: a device has {priced['capacity_bytes'] / GIB:,.1f} GiB for a plan.")
+        lines.append(f"It does not fit: a device has {bytes_text(priced['capacity_bytes'])} for a plan.")
+    if free and not free["fits"]:
+        lines.append("The planner's own plan does not fit.")
     if free:
         lines.append(f"The planner's own plan takes {free['step_ns'] / priced['step_ns']:.2f} of its time.")
     return "\n".join(lines)

@@ -168,7 +168,7 @@ def test_they_have_a_price() -> None:
         budget=budget, small=True, beside=False,
     )  # fmt: skip
     found = price(request)
-    assert found["configuration"] == "unequal stages --pp 3"
+    assert (found["configuration"], found["priced"]["schedule"]) == ("unequal stages --pp 3", "gpipe")
     assert (found["priced"]["stages"], found["priced"]["micro_batches"], found["priced"]["fits"]) == (3, 4, True)
     built = load_model("mlp", small=True)
     options: dict[str, Any] = {"unequal_stages": True, "stages": 3, "micro_batches": 4, "schedule": "gpipe"}
@@ -177,10 +177,12 @@ def test_they_have_a_price() -> None:
         **options,
     )  # fmt: skip
     assert found["priced"]["step_ns"] == plan.report["objective_ns"]
-    with pytest.raises(PartitaError, match="--baseline megatron with --unequal-stages"):
+    with pytest.raises(PartitaError, match="leave out --baseline megatron"):
         price(replace(request, baseline="megatron"))
-    with pytest.raises(PartitaError, match="leave out --dp 2"):
-        price(replace(request, parallelism=Parallelism(dp=2)))
+    for given in ({"dp": 2, "zero": 1}, {"zero": 1}, {"micro_batch": 2}, {"sequence_parallel": False}):
+        parallelism = Parallelism(**given)
+        with pytest.raises(PartitaError, match=f"--unequal-stages: .*; leave out {parallelism}"):
+            price(replace(request, parallelism=parallelism))
 
 
 @pytest.mark.parametrize(
