@@ -57,7 +57,7 @@ def plan_graph(
         free = freed(graph, machine, tried) if context.explains else None
         if free is None:
             raise
-        context.tell("nothing fits: searching for any plan without these options")
+        context.tell("nothing fits: searching for any plan without the options that narrow the search")
         if not anything_fits(free(), budget.seconds - (time.monotonic() - began), budget):
             raise
         raise DoesNotFitError(f"{error}; it fits without the options that narrow the search") from error

@@ -144,7 +144,7 @@ class Configuration:
 
     @property
     def waits_for_messages(self) -> bool:
-        """True if nothing runs while a message passes: of one micro-batch alone."""
+        """True if nothing runs while a message passes, as there is one micro-batch."""
         return self.formula_bounds and self.micro_batches == 1
 
     @property

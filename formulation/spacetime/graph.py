@@ -72,7 +72,7 @@ class Graph:
         if dropping is not None:
             raise PartitaError(
                 f"{dropping.name!r} is fused attention with dropout, whose masks only torch can draw: capture the "
-                'model with dropout="counters"'
+                'model with dropout="counters" (partita plan --dropout counters)'
             )
         pcg = from_counters(pcg)
         self.pcg = pcg

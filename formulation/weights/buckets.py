@@ -10,7 +10,7 @@ BUCKET_BYTES = 25_000_000
 
 
 def cut_into_buckets(weights: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Weights, each with its bytes, in their order in lists of a bucket at most; a larger one is alone.
+    """Weights in lists of at most a bucket each, in their order, given with their bytes; a larger one is alone.
 
     >>> cut_into_buckets([(0, 20_000_000), (1, 5_000_000), (2, 1), (3, 30_000_000)])
     [[0, 1], [2], [3]]

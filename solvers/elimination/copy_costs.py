@@ -41,7 +41,7 @@ from .transient_relaxation import Groups, Region, relaxed_use
 from .window_relaxation import Cuts, WindowPrice, weighted_factors
 
 _ROUNDS = 12  # of weights, for one entry
-_FEW, _FEWER = 3, 1  # after which lists are tried; where the weights are of an entry in the same mode
+_FEW, _FEWER = 3, 1  # rounds before lists are tried; from the weights of another entry in the same mode
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
@@ -304,8 +304,9 @@ class CopyCosts:
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
     def raise_together(self, c: int, mode: int, extra: Floats, rise: float, gap: float) -> None:
-        """Raise entries of a chain in a mode to within `gap` of their values less `extra` plus `rise`, as far as all of
-        them cost that; `extra`: [ends...], infinite for those that are left as they are."""
+        """Raise entries of a chain in one mode to their values less `extra` plus `rise`, or, within `gap`, to the most
+        that is proved of all of them at once; `extra`: [ends...], infinite for entries that are left as they are.
+        """
         table = self.tables[c][mode]
         near = np.nonzero((extra < rise) & (table < inf))
         if not len(near[0]) or self.search.done:
@@ -355,7 +356,10 @@ class CopyCosts:
         return self._within(entry[0], [(x,) for x in entry[1]])
 
     def _within(self, c: int, places: Sequence[tuple[int, ...]], shift: Floats | None = None) -> Circuit:
-        """The same between any of some layouts, in any of some modes; `shift`: [ends...], is added to its cost."""
+        """The circuit of `_between`, with `places` to choose from: modes, then options of what is around the copy.
+
+        `shift`: [places...], is added to its cost.
+        """
         circuit, chain, switch = self.circuit, self.circuit.network.chains[c], self.switches[c]
         place = dict(zip(chain.around(0), places[1:], strict=True))
         own = self._factors(c)

@@ -46,8 +46,8 @@ _COLUMNS = 1 << 11  # of a program
 _CYCLES = 48  # after which a program is given up
 _ROUNDED = 1.0  # ns
 _NODES, _SECONDS, _GAP = 2000, 5.0, 1e-5  # of a program
-_SPARE = 1.5  # of what a price lacks to what the search asks for: by so much, shared among copies, entries are raised
-_OF_MODES = 20.0  # times the gap of an entry: that of other modes
+_SPARE = 1.5  # times a copy's share of what the price's bound lacks: by so much its entry is raised
+_OF_MODES = 20.0  # times the gap of entries that are met: that of the same copies in other modes
 _COLUMN = 1e-4  # seconds for each, and price
 _PRICES = 12
 _STEP = 1.6  # farthest from all prices before, as a ratio
@@ -164,8 +164,10 @@ class _Counting:
         return fsum([*costs, -cut.paid])
 
     def _raise(self, cut: _Cut, fewest: _Fewest) -> bool:
-        """Raise the entries met at a price as far as the search may need, and offer solutions of them; False if they
-        are exact."""
+        """Raise the entries met at a price as far as the search may need, and offer solutions of them.
+
+        False if all of them are exact.
+        """
         copies, before = cut.copies, self.search.objective
         gap = self.close / sum(map(len, fewest.walks))
         met = {(c, entry): n for c, own in enumerate(fewest.met) for entry, n in own.items()}
@@ -188,8 +190,10 @@ class _Counting:
         return True
 
     def _raise_near(self, cut: _Cut, met: Collection[Place], rise: float, gap: float) -> bool:
-        """Raise entries that cost nearly as little as those `met`, in the same modes, together; False if none of these
-        rose."""
+        """Raise entries that cost nearly as little as those `met`, in the same modes, together with these.
+
+        False if none of those met rose.
+        """
         copies, chains = cut.copies, self.circuit.network.chains
         least = self._least_at(cut)[-len(chains) :]
         best = min(float(table.min()) for table in least)

@@ -30,9 +30,9 @@ from .state import BOUNDS, Effort, Level, Proved, Stages
 FIRST_GAP = 0.1
 """Gap of the first plan, which only has to give a cost to compare with."""
 ANY_GAP = 1.0
-"""So large a gap that any plan has it: a glance at an order of axes, without the limit of memory, ends with one."""
+"""A gap that every plan meets: a glance at an order of axes, which ignores memory, ends with its first solution."""
 GLANCED_AXES = 3
-"""Mesh axes from which on all orders are glanced at; with fewer, a first plan takes little longer than that."""
+"""The fewest mesh axes whose orders are all glanced at; with fewer, a first plan takes little longer than a glance."""
 COARSE_GAP = 0.01
 """Without pipelines, all networks are solved to this gap, which pricing alone proves, before any is solved further."""
 LEADER_GAP = 0.25
@@ -89,7 +89,7 @@ class ConfigurationSearch:
         self.prices: dict[tuple[int, int], tuple[float, ...]] = {}  # likewise
         self.prices_of: dict[bool, tuple[float, ...]] = {}  # of the last network, by whether memory is ignored
         self.plainest: list[_Family] = []  # for each number of stages, fewest first
-        self.rivals: list[Candidate] = []  # all are glanced at before a first plan of the best one is sought
+        self.axis_orders: list[Candidate] = []  # glanced at, all of them, before a first plan of the best one is sought
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
         self.formula_step: int | None = None  # the least of all plans, of GPipe by the formula
@@ -142,10 +142,10 @@ class ConfigurationSearch:
         first = [key for key, family in self.families.items() if not any(c.reordered for c in family.values())]
         plain = {prod(key[0]): key for key in sorted(first, key=lambda key: plainness(*key), reverse=True)}
         self.plainest = [self.families[plain[p]] for p in sorted(plain)]
-        self.rivals = self._find_rivals() if self.bounds_first else []
+        self.axis_orders = self._glanced_orders() if self.bounds_first else []
 
-    def _find_rivals(self) -> list[Candidate]:
-        """The plainest mesh, if of many axes, and its other orders of them, each with one number of micro-batches."""
+    def _glanced_orders(self) -> list[Candidate]:
+        """The plainest mesh in every order of its axes; none if these are few, or micro-batches of several numbers."""
         if not self.plainest:
             return []
         plainest, *others = self.plainest[0].values()
@@ -337,8 +337,8 @@ class ConfigurationSearch:
         return self.cutoff is not None and self.cutoff > FAR * min(c.bound for c in self._candidates())
 
     def _next_glance(self) -> Work | None:
-        """A glance at the next of `rivals`: the bound of one evaluation, as a first plan of a worse one takes long."""
-        for candidate in self.rivals:
+        """A glance at the next of `axis_orders`: a bound by one evaluation; a first plan of a bad one takes long."""
+        for candidate in self.axis_orders:
             if candidate.bound < self.target and not candidate.glanced:
                 candidate.glanced = True
                 return Work(candidate, (Level.RELAXED,), ANY_GAP, self.target, None, rough=True)
@@ -363,7 +363,7 @@ class ConfigurationSearch:
                 merged.dived = True
                 return self._work(merged, MERGED_LEVELS, self.limits.gap, self._raised_target(merged))
             candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
-            if candidate in self.rivals:  # the one that looked best needs more than a first plan
+            if candidate in self.axis_orders:  # the one that looked best needs more than a first plan
                 return self._work(candidate, (Level.PRICED,), max(COARSE_GAP, self.limits.gap), self.target)
             if not self.has_pipelines:  # the bound that ignores memory comes later
                 return Work(candidate, (Level.PRICED,), gap, self.target, None)
@@ -375,11 +375,11 @@ class ConfigurationSearch:
     def _first_dives(self) -> list[Candidate]:
         """Where to dive for a first plan: as many micro-batches as are least; of several passes, at the least bound.
 
-        With few micro-batches passes idle for most of a step, and nothing is learned of other numbers. Of `rivals` the
-        one that looked best goes first.
+        With few micro-batches passes idle for most of a step, and nothing is learned of other numbers. Of `axis_orders`
+        the one that looked best goes first.
         """
-        if self.rivals:
-            return sorted(self.rivals, key=attrgetter("order"))
+        if self.axis_orders:
+            return sorted(self.axis_orders, key=attrgetter("order"))
         family = self.plainest[0] if self.plainest else {}
         if self.repeated:
             return sorted(family.values(), key=attrgetter("order"))

@@ -158,7 +158,7 @@ class PipelineProblem:
     def message_floors(self, configuration: Configuration) -> Times:
         """[n]: lower bounds on the messages across each boundary, both ways, that pass between slots.
 
-        None where a stage counts those that it sends.
+        They are 0 where stages count the messages that they send.
         """
         ahead, back = self._crossing_ns(configuration)
         between = self.problem.space.hides_messages(self.problem.machine) and not configuration.waits_for_messages
