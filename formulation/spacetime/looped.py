@@ -124,7 +124,7 @@ class Looped:
 
     @cached_property
     def offsets(self) -> Numbers:
-        """By step of the template, what its micro-batches are added to: all events get numbers from 0 without gaps."""
+        """By step of the template: an event's number is this plus its micro-batch. Numbers start at 0, without gaps."""
         own = self.of or [None] * len(self.events)
         shown = [range(1) if self.loop is None or n is None else self.loop.stands_for(n) for n in own]
         begins: Numbers = np.cumsum([0, *map(len, shown[:-1])], dtype=np.int64)
