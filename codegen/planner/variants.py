@@ -94,18 +94,19 @@ def best_of(variants: Sequence[Variant], seconds: float | None, gap: float, plan
     The variants left share the time left; an added one shares that of the one before it. What is left at the end is
     shared by those that ended for want of time, the least bound first. The report's `space` has the outcome of each:
     `worse` is proved to take at least as long as the best so far, `near` the same within the share `gap`, with which
-    each search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError, or else the first
-    error.
+    each search ends. An interrupt ends all. If no variant has a plan, raises the first NoPlanError, whose summary says
+    the same of all, or, if it is proved that none has one, the first other error.
     """
     contest = _Contest(_together(variants), seconds, gap, plan)
     contest.run()
-    best, failures = contest.best, contest.failures
-    if best is None:
-        raise next((error for error in failures if isinstance(error, NoPlanError)), failures[0])
-    if len(variants) > 1:
-        best.report["space"] |= {"outside": list(contest.outside)}
-        _report(best, [outcome for each in contest.outcomes for outcome in each], len(variants))
-    return best
+    if contest.best is None:
+        proved = all(outcome["status"] == "infeasible" for each in contest.outcomes for outcome in each)
+        error = next(each for each in contest.failures if isinstance(each, NoPlanError) != proved)
+        if isinstance(error, NoPlanError):
+            contest.report_all(error.summary)
+        raise error
+    contest.report_all(contest.best.report)
+    return contest.best
 
 
 class _Contest:
@@ -188,6 +189,25 @@ class _Contest:
         status = _status(step, bound, self.cutoff, self.gap)
         return second | {"status": status, "objective_ns": step, "bound_ns": bound}
 
+    def report_all(self, report: dict[str, Any]) -> None:
+        """Put into the report of the best plan, or of none found in time, what is proved of several variants."""
+        outcomes, objective = [outcome for each in self.outcomes for outcome in each], report["objective_ns"]
+        if (count := sum(map(len, self.groups))) == 1:
+            return
+        missing = len(outcomes) < count  # nothing is known of those
+        bounds = [0] * missing + [found["bound_ns"] or 0 for found in outcomes if found["status"] != "infeasible"]
+        bound = min(bounds if objective is None else [objective, *bounds])
+        limits = {limit for found in outcomes if found["status"] != "worse" for limit in found["limits_hit"]}
+        limits |= {limit for found in outcomes for limit in found["limits_hit"] if limit.startswith("rewriting: ")}
+        limits -= {"gap", "bound", "refused", "time"} if bound == objective else set()
+        space = {"outside": list(self.outside), "ways": outcomes, "limits_hit": sorted(limits)}
+        report |= {
+            "bound_ns": bound,
+            "gap": None if objective is None else relative_gap(objective, bound),
+            "status": _status(objective, bound, None, 0),
+            "space": report["space"] | space,
+        }
+
 
 def _together(variants: Sequence[Variant]) -> list[list[Variant]]:
     """The variants that are planned together: an added one with the one before it."""
@@ -218,20 +238,3 @@ def _outcome(
 def _rewritings(variant: Variant, space: Mapping[str, Any]) -> dict[str, Any]:
     """What saturation did, if that differs between variants."""
     return {"rewritings": space["rewritings"]} if variant.several_rule_sets and "rewritings" in space else {}
-
-
-def _report(best: Plan, outcomes: list[dict[str, Any]], count: int) -> None:
-    """Put into the best plan's report what is proved of all `count` variants."""
-    report, objective = best.report, best.report["objective_ns"]
-    missing = len(outcomes) < count  # nothing is known of those
-    bounds = [0] * missing + [found["bound_ns"] for found in outcomes if found["status"] != "infeasible"]
-    bound = min(0 if found is None else found for found in (objective, *bounds))
-    limits = {limit for found in outcomes if found["status"] != "worse" for limit in found["limits_hit"]}
-    limits |= {limit for found in outcomes for limit in found["limits_hit"] if limit.startswith("rewriting: ")}
-    limits -= {"gap", "bound", "refused", "time"} if bound == objective else set()
-    report |= {
-        "bound_ns": bound,
-        "gap": relative_gap(objective, bound),
-        "status": _status(objective, bound, None, 0),
-        "space": report["space"] | {"ways": outcomes, "limits_hit": sorted(limits)},
-    }

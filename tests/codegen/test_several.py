@@ -28,7 +28,9 @@ def made(step: int, bound: int, *limits: str) -> Any:
 
 def none(bound: int | None, *limits: str, interrupted: bool = False) -> NoPlanError:
     return NoPlanError(
-        "none", {"bound_ns": bound, "space": {"limits_hit": [*limits], "outside": ["offload"]}}, interrupted
+        "none",
+        {"objective_ns": None, "bound_ns": bound, "space": {"limits_hit": [*limits], "outside": ["offload"]}},
+        interrupted,
     )
 
 
@@ -120,6 +122,19 @@ def test_where_none_has_a_plan_the_first_failure_is_told() -> None:
         told(PartitaError("fits no placement"), PartitaError("too few layers"), PartitaError("too few micro-batches"))
     with pytest.raises(NoPlanError):
         told(PartitaError("fits no placement"), none(10, "time"), PartitaError("too few micro-batches"))
+
+
+def test_where_none_has_a_plan_in_time_the_bound_is_that_of_all() -> None:
+    with pytest.raises(NoPlanError) as raised:
+        told(none(60, "time"), none(40, "time"), PartitaError("fits no placement"))
+    found = raised.value.summary
+    assert (found["status"], found["bound_ns"], found["gap"]) == ("unknown", 40, None)
+    assert [way["status"] for way in found["space"]["ways"]] == ["unknown", "unknown", "infeasible"]
+    with pytest.raises(NoPlanError) as raised:
+        told(none(60, "time"), none(50, "interrupt", interrupted=True))
+    assert raised.value.summary["bound_ns"] == 0  # nothing is known of the last variant
+    with pytest.raises(PartitaError, match="fits no placement"):  # as a second search proves
+        told(none(60, "time"), *[PartitaError("fits no placement")] * 3, seconds=1e6)
 
 
 def test_schedules_are_one_where_there_is_no_pipeline() -> None:
