@@ -55,7 +55,7 @@ def loosened(network: Network, fits: Callable[[Network], bool]) -> Loosened | No
     """
     if len(network.pairs) <= LEAST_COPIES:
         return None
-    stakes, hubs = _stakes(network), _hubs(network)
+    stakes, hubs = _stakes(network), free_hubs(network)
     if not all(u in hubs and v in hubs for u, v in network.pairs):
         return None
     most = max((stakes[v] for v in hubs), default=0) // _LEAST_OF_ALL
@@ -69,7 +69,7 @@ def loosened(network: Network, fits: Callable[[Network], bool]) -> Loosened | No
     return None
 
 
-def _hubs(network: Network) -> set[int]:
+def free_hubs(network: Network) -> set[int]:
     """Variables that cost and use nothing by themselves, and that decide on no tables."""
     decided = (part.variables.keys() for parts in (network.switches, network.windows) for part in parts)
     taken = {s.variable for s in network.switches}.union(*decided)

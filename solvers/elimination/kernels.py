@@ -58,6 +58,23 @@ def least_sums(ahead: Floats, rows: Ints, count: int, table: Floats, at: int, ou
 
 
 @compiled
+def least_of_rows(table: Floats, more: Floats) -> Floats:
+    """out[j] = min over i of more[i] + table[i, j]."""
+    out = np.empty(table.shape[1])
+    least_sums(more, np.arange(len(more)), len(more), table.reshape(-1), 0, out)
+    return out
+
+
+@compiled
+def least_of_classes(values: Floats, of: Ints, count: int) -> Floats:
+    """The least of the values of each class."""
+    out = np.full(count, np.inf)
+    for i in range(len(values)):
+        out[of[i]] = min(out[of[i]], values[i])
+    return out
+
+
+@compiled
 def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> None:
     """c[i] = min_k a[i, k] + b[k] for the rows first..last and finite a."""
     inner, table = a.shape[1], b.reshape(-1)
@@ -72,7 +89,7 @@ def _product_rows(a: Floats, b: Floats, c: Floats, first: int, last: int) -> Non
 
 
 @compiled
-def _classes(table: Floats) -> tuple[Ints, Ints]:
+def row_classes(table: Floats) -> tuple[Ints, Ints]:
     """The class of each row (equal rows share one), and the first row of each class. Hashed, then compared."""
     rows, columns = table.shape
     bits = table.view(np.uint64)
@@ -229,7 +246,7 @@ def min_plus(a: Floats, b: Floats) -> Floats:
         return _plain(np.ascontiguousarray(a), np.ascontiguousarray(b))
     left, right = _transposed(a), np.ascontiguousarray(b)  # [k, i], [k, j]
     for _ in range(2):  # merge the k with equal rows of b, then those with equal columns of a
-        of, firsts = _classes(right)
+        of, firsts = row_classes(right)
         if len(firsts) < 0.9 * len(of):
             left, right = _merge_rows(left, of, len(firsts)), right[firsts]
         left, right = right, left
@@ -242,7 +259,7 @@ def min_plus(a: Floats, b: Floats) -> Floats:
 
 def _distinct(table: Floats) -> tuple[Floats, Ints | None]:
     """The distinct rows, and the index of each row among them (None: all rows, as merging saves little)."""
-    of, firsts = _classes(table)
+    of, firsts = row_classes(table)
     return (table[firsts], of) if len(firsts) < 0.9 * len(of) else (table, None)
 
 

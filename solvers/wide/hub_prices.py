@@ -1,0 +1,269 @@
+"""Prices on the layouts of hubs: a bound for networks whose hubs tie too much together, and on every option.
+
+Each reader of a *hub* may assume another layout h of it, if it pays for that (Lagrangian decomposition):
+
+    min_x Σ_e c_e(h, x_e)   ≥   min_x Σ_e min_h (c_e(h, x_e) + λ_e(h))        where  Σ_e λ_e(h) ≤ 0  for every h
+
+What is left are small components, of which equal ones are solved once: those of equal layers, mostly. The prices
+λ are raised where a reader would choose a layout too cheaply: all readers of a hub take the mean of the least totals
+through each of its layouts, with momentum. What the least total through an option exceeds the bound by is its *excess*:
+options of more excess than a slack are in no assignment that costs less than the bound and the slack.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, inf
+
+import numpy as np
+
+from ...formulation.network.loose_hubs import free_hubs
+from ...formulation.network.network import Network
+from ..elimination.circuit import Circuit
+from ..elimination.factors import Factor, network_factors
+from ..elimination.kernels import Floats, Ints, least_of_classes, least_of_rows, row_classes
+from ..elimination.order import arrange
+from ..elimination.tables import Tables, backward, forward
+
+_LEAST_READERS = 3
+_ROUNDS = 2  # of telling apart what has other neighbours
+_STEP, _MOMENTUM = 0.3, 0.8
+_PASSES, _WINDOW, _LEAST_RISE = 120, 10, 5e-4  # at most; a rise of the bound in so many passes that ends them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """One kind of a reader's table, and where its prices are: [hub, class] and its transpose.
+
+    Options of a class, `of` [rest], have equal columns: they need the same layout.
+    """
+
+    slot: int
+    price: tuple[int, int]
+    of: Ints
+    table: Floats
+    turned: Floats
+
+    def least(self, prices: Floats) -> Floats:
+        """The least over the hub's layouts at these prices [rest]."""
+        found: Floats = least_of_rows(self.table, prices)[self.of]
+        return found
+
+    def through(self, beyond: Floats, prices: Floats) -> Floats:
+        """For each of the hub's layouts the least of what it costs and of what is beyond the table [rest]."""
+        found: Floats = least_of_rows(self.turned, least_of_classes(beyond, self.of, len(self.turned))) + prices
+        return found
+
+
+class HubPrices:
+    """The prices, the bound that they prove (ns, with the constant), and the excess of every option."""
+
+    def __init__(self, network: Network) -> None:
+        """`network` has no windows, transient use, or chains; its capacities are left out."""
+        self.network = network
+        factors = network_factors(network)
+        readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # the factors of each hub, and its axis there
+        for i, f in enumerate(factors):
+            for axis, v in enumerate(f.scope):
+                readers[v].append((i, axis))
+        size = [len(v.cost) for v in network.variables]
+        # the first "reader" is the hub itself, whose own table is zero
+        self.hubs = {v for v in free_hubs(network) if size[v] > 1 and len(readers[v]) > _LEAST_READERS}
+        for f in factors:  # of two that meet, one stays
+            met = [v for v in f.scope if v in self.hubs]
+            self.hubs -= set(met[1:])
+        self.readers = {h: [(i, axis) for i, axis in readers[h] if len(factors[i].scope) > 1] for h in self.hubs}
+        self._classify(factors, size)
+        self._compile(factors, size)
+
+    def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
+        """Components, their kinds, and the kinds of hubs: what has equal tables, and neighbours of equal kinds."""
+        parent = list(range(len(size)))
+
+        def find(v: int) -> int:
+            while parent[v] != v:
+                parent[v] = v = parent[parent[v]]
+            return v
+
+        of: list[int] = []
+        hub_of: dict[int, tuple[int, int]] = {}
+        for i, f in enumerate(factors):
+            own = [v for v in f.scope if v not in self.hubs]
+            for u, v in zip(own, own[1:]):
+                parent[find(u)] = find(v)
+            for axis, v in enumerate(f.scope):
+                if v in self.hubs and len(f.scope) > 1:
+                    hub_of[i] = v, axis
+        members: dict[int, list[int]] = defaultdict(list)
+        for v in range(len(size)):
+            if v not in self.hubs:
+                members[find(v)].append(v)
+        place = {v: n for own in members.values() for n, v in enumerate(own)}
+        parts: dict[int, list[int]] = defaultdict(list)
+        for i, f in enumerate(factors):
+            own = [v for v in f.scope if v not in self.hubs]
+            if own:
+                parts[find(own[0])].append(i)
+        numbers: dict[Hashable, int] = {}
+
+        def number(key: Hashable) -> int:
+            return numbers.setdefault(key, len(numbers))
+
+        kind = {}
+        for root, own in parts.items():
+            kind[root] = number(
+                tuple(
+                    (tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time), id(factors[i].use))
+                    for i in own
+                )
+            )
+        rank = {i: n for own in parts.values() for n, i in enumerate(own)}
+        where = {i: root for root, own in parts.items() for i in own}
+        hub_kind = dict.fromkeys(self.hubs, 0)
+        for _ in range(_ROUNDS):
+            hub_kind = {
+                h: number(("hub", tuple(sorted((kind[where[i]], rank[i]) for i, _ in own))))
+                for h, own in self.readers.items()
+            }
+            before = kind
+            kind = {
+                root: number((kind[root], tuple(hub_kind[hub_of[i][0]] for i in own if i in hub_of)))
+                for root, own in parts.items()
+            }
+        self.members, self.parts, self.kind, self.place = members, parts, kind, place
+        self.hub_kind, self.hub_of, self.where, self.rank = hub_kind, hub_of, where, rank
+        self.side_of = {i: (hub_kind[h], number(("side", before[where[i]], rank[i]))) for i, (h, _) in hub_of.items()}
+        self.count = Counter(kind[root] for root in parts)
+        self.first: dict[int, int] = {}
+        for root in parts:
+            self.first.setdefault(kind[root], root)
+        one = {k: h for h, k in hub_kind.items()}
+        self.sides = {k: Counter(self.side_of[i] for i, _ in self.readers[h]) for k, h in one.items()}
+        self.prices = {side: np.zeros(size[one[k]]) for k, own in self.sides.items() for side in own}
+
+    def _compile(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
+        """A circuit of the first component of each kind."""
+        made: list[Factor] = []
+        self.tables: list[Floats | None] = []
+        self.terms: list[_Side] = []
+        self.slots: dict[int, int] = {}
+        kept: dict[tuple[int, int], tuple[Ints, Floats, Floats]] = {}
+        for root in self.first.values():
+            for i in self.parts[root]:
+                f = factors[i]
+                self.slots[i] = len(made)
+                if i not in self.hub_of:
+                    made.append(Factor(f.scope, f.time, None))
+                    continue
+                _, axis = self.hub_of[i]
+                if (id(f.time), axis) not in kept:
+                    table = np.moveaxis(f.time, axis, -1)
+                    table = np.ascontiguousarray(table).reshape(-1, table.shape[-1])
+                    of, firsts = row_classes(table)
+                    kept[id(f.time), axis] = of, np.ascontiguousarray(table[firsts].T), table[firsts]
+                scope = tuple(v for v in f.scope if v not in self.hubs)
+                shape = tuple(size[v] for v in scope)
+                self.terms.append(_Side(len(made), self.side_of[i], *kept[id(f.time), axis]))
+                made.append(Factor(scope, np.broadcast_to(np.zeros(()), shape), None))
+        every = {v: np.arange(n) for v, n in enumerate(size)}
+        plain = self.network
+        self.circuit: Circuit = arrange(plain, made, tuple(range(len(size))), every)
+        self.fixed = {id(f.time) for f in self.circuit.leaves}
+        of_term = {t.slot for t in self.terms}
+        self.base = [None if n in of_term else leaf.time for n, leaf in enumerate(self.circuit.leaves)]
+        root = self.circuit.bucket(self.circuit.root)
+        kind_of = {v: self.kind[r] for r in self.first.values() for v in self.members[r]}
+        self.least: list[tuple[int, int]] = []
+        for slot, _ in root.inputs:
+            v = self.circuit.leaves[slot].scope[0] if slot < len(made) else self.circuit.bucket(slot).variable
+            assert v is not None
+            self.least.append((slot, self.count[kind_of[v]]))
+
+    def evaluate(self, until: float = inf) -> tuple[float, Tables, Tables]:
+        """The bound at the prices, and the tables forward and backward."""
+        tables = list(self.base)
+        for t in self.terms:
+            least = t.least(self.prices[t.price])
+            tables[t.slot] = least.reshape(self.circuit.leaves[t.slot].time.shape)
+        self.reduced = {t.slot: tables[t.slot].reshape(-1).copy() for t in self.terms}
+        slots = forward(tables, self.circuit.buckets, until, self.fixed)
+        bound = self.network.constant + sum(n * float(slots[slot].min()) for slot, n in self.least)
+        return bound, slots, backward(slots, self.circuit.buckets, until)
+
+    def excesses(self, slots: Tables, through: Tables) -> list[tuple[_Side, Floats]]:
+        """For every table of a reader: what the least total through each layout of its hub exceeds the bound by."""
+        total = float(slots[self.circuit.root].min())
+        found = []
+        for t in self.terms:
+            beyond = through[t.slot].reshape(-1) - self.reduced[t.slot] - total
+            found.append((t, t.through(beyond, self.prices[t.price])))
+        return found
+
+    def climb(self, until: float = inf) -> float:
+        """Raise the prices until the bound hardly rises; the best bound, whose prices stay."""
+        speed = {side: np.zeros(len(price)) for side, price in self.prices.items()}
+        best, kept, rises = -inf, dict(self.prices), []
+        for _ in range(_PASSES):
+            bound, slots, through = self.evaluate(until)
+            if bound > best:
+                best, kept = bound, {side: price.copy() for side, price in self.prices.items()}
+            rises.append(best)
+            if len(rises) > _WINDOW and rises[-1] - rises[-1 - _WINDOW] <= _LEAST_RISE * abs(best):
+                break
+            found: dict[tuple[int, int], Floats] = {}
+            for t, excess in self.excesses(slots, through):
+                found[t.price] = np.minimum(found[t.price], excess) if t.price in found else excess
+            for own in self.sides.values():
+                mean = sum(found[side] * n for side, n in own.items()) / sum(own.values())
+                for side in own:
+                    move = np.where(np.isfinite(mean), mean - found[side], 0.0)
+                    speed[side] = _MOMENTUM * speed[side] + _STEP * move
+                    self.prices[side] = np.round(self.prices[side] + speed[side])
+                (side, n), *_ = own.items()  # no more than nothing in all: so the bound holds
+                self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in own.items()) / n)
+        self.prices = kept
+        return best
+
+    def options(self, until: float = inf) -> tuple[int, list[Floats]]:
+        """The bound, and the excess of every option of every variable."""
+        bound, slots, through = self.evaluate(until)
+        total = float(slots[self.circuit.root].min())
+        excess: dict[int, Floats] = {}
+        for n, leaf in enumerate(self.circuit.leaves):
+            table = through[n]
+            for axis, v in enumerate(leaf.scope):
+                if v not in excess:
+                    rest = tuple(a for a in range(table.ndim) if a != axis)
+                    excess[v] = table.min(axis=rest) - total
+        sides: dict[tuple[int, int], Floats] = {}  # by the slot of a kind's table
+        for t, own in self.excesses(slots, through):
+            sides[t.slot] = own
+        found: list[Floats] = [np.zeros(len(v.cost)) for v in self.network.variables]
+        for root, own in self.parts.items():
+            first = self.members[self.first[self.kind[root]]]
+            for v, like in zip(self.members[root], first, strict=True):
+                if like in excess:
+                    found[v] = excess[like]
+        known: dict[Hashable, Floats] = {}
+        for h, readers in self.readers.items():
+            of_part: dict[int, list[int]] = defaultdict(list)
+            for i, _ in readers:
+                part = self.where[i]
+                of_part[part].append(self.slots[self.parts[self.first[self.kind[part]]][self.rank[i]]])
+            key = tuple(tuple(slots_of) for slots_of in of_part.values())
+            if key not in known:  # a component has the largest of its excesses, the hub the sum of its components'
+                known[key] = sum(np.max([sides[s] for s in own], axis=0) for own in of_part.values())
+            found[h] = known[key]
+        return floor(bound), found
+
+
+def within(excess: Sequence[Floats], slack: float) -> Mapping[int, Ints]:
+    """The options of each variable of at most that excess; equal ones share an array."""
+    known: dict[Hashable, Ints] = {}
+    found = {}
+    for v, own in enumerate(excess):
+        if id(own) not in known:
+            options = np.flatnonzero(own <= slack)
+            known[id(own)] = known.setdefault(options.tobytes(), options)
+        found[v] = known[id(own)]
+    return found
