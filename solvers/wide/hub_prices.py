@@ -12,14 +12,16 @@ options of more excess than a slack are in no assignment that costs less than th
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from math import floor, inf
+from dataclasses import dataclass, replace
+from math import ceil, floor, inf
+from time import perf_counter
 
 import numpy as np
 
 from ...formulation.network.loose_hubs import free_hubs
 from ...formulation.network.network import Network
 from ..elimination.circuit import Circuit
+from ..elimination.bucket import Bucket
 from ..elimination.factors import Factor, network_factors
 from ..elimination.kernels import Floats, Ints, least_of_classes, least_of_rows, row_classes
 from ..elimination.order import arrange
@@ -28,7 +30,7 @@ from ..elimination.tables import Tables, backward, forward
 _LEAST_READERS = 3
 _ROUNDS = 2  # of telling apart what has other neighbours
 _STEP, _MOMENTUM = 0.3, 0.8
-_PASSES, _WINDOW, _LEAST_RISE = 120, 10, 5e-4  # at most; a rise of the bound in so many passes that ends them
+_PASSES, _WINDOW = 150, 10  # at most; those in which the bound has to rise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +60,15 @@ class _Side:
 class HubPrices:
     """The prices, the bound that they prove (ns, with the constant), and the excess of every option."""
 
-    def __init__(self, network: Network) -> None:
-        """`network` has no windows, transient use, or chains; its capacities are left out."""
-        self.network = network
-        factors = network_factors(network)
+    def __init__(self, network: Network, price: Sequence[float] = ()) -> None:
+        """`network` has no windows, transient use, or chains; use has a price (ns a byte), 0 where none is given.
+
+        All numbers are integers, rounded down: so they add exactly.
+        """
+        self.network, self.price = network, tuple(price) or (0.0,) * len(network.capacities)
+        factors = _priced(network_factors(network), self.price)
+        refunded = sum(ceil(p * capacity) for p, capacity in zip(self.price, network.capacities, strict=True))
+        self.constant = network.constant - refunded
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # the factors of each hub, and its axis there
         for i, f in enumerate(factors):
             for axis, v in enumerate(f.scope):
@@ -113,8 +120,7 @@ class HubPrices:
         for root, own in parts.items():
             kind[root] = number(
                 tuple(
-                    (tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time), id(factors[i].use))
-                    for i in own
+                    (tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time)) for i in own
                 )
             )
         rank = {i: n for own in parts.values() for n, i in enumerate(own)}
@@ -144,7 +150,6 @@ class HubPrices:
     def _compile(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
         """A circuit of the first component of each kind."""
         made: list[Factor] = []
-        self.tables: list[Floats | None] = []
         self.terms: list[_Side] = []
         self.slots: dict[int, int] = {}
         kept: dict[tuple[int, int], tuple[Ints, Floats, Floats]] = {}
@@ -168,93 +173,131 @@ class HubPrices:
         every = {v: np.arange(n) for v, n in enumerate(size)}
         plain = self.network
         self.circuit: Circuit = arrange(plain, made, tuple(range(len(size))), every)
-        self.fixed = {id(f.time) for f in self.circuit.leaves}
         of_term = {t.slot for t in self.terms}
-        self.base = [None if n in of_term else leaf.time for n, leaf in enumerate(self.circuit.leaves)]
-        root = self.circuit.bucket(self.circuit.root)
+        base = [np.zeros(leaf.time.shape) if n in of_term else leaf.time for n, leaf in enumerate(self.circuit.leaves)]
         kind_of = {v: self.kind[r] for r in self.first.values() for v in self.members[r]}
-        self.least: list[tuple[int, int]] = []
-        for slot, _ in root.inputs:
+        least: dict[int, int] = {}
+        for slot, _ in self.circuit.bucket(self.circuit.root).inputs:
             v = self.circuit.leaves[slot].scope[0] if slot < len(made) else self.circuit.bucket(slot).variable
             assert v is not None
-            self.least.append((slot, self.count[kind_of[v]]))
+            least[slot] = self.count[kind_of[v]]
+        buckets, count = self.circuit.buckets, len(made)
+        self.whole = _Buckets(base, buckets, {t.slot: t.slot for t in self.terms}, least)
+        changing = set(of_term)  # what prices change; the rest is computed once
+        for n, bucket in enumerate(buckets, count):
+            if any(child in changing for child, _ in bucket.inputs):
+                changing.add(n)
+        ahead = [n for n in sorted(changing) if n >= count]
+        met = {child for n in ahead for child, _ in buckets[n - count].inputs}
+        known = sorted((met - changing) | of_term)
+        number = {slot: n for n, slot in enumerate([*known, *ahead])}
+        start = forward([t.copy() for t in base], [b for b in buckets])
+        self.part = _Buckets(
+            [start[slot] for slot in known],
+            [
+                replace(buckets[n - count], inputs=tuple((number[c], axes) for c, axes in buckets[n - count].inputs))
+                for n in ahead
+            ],
+            {slot: number[slot] for slot in of_term},
+            {number[slot]: n for slot, n in least.items()},
+        )
 
-    def evaluate(self, until: float = inf) -> tuple[float, Tables, Tables]:
-        """The bound at the prices, and the tables forward and backward."""
-        tables = list(self.base)
+    def evaluate(self, at: "_Buckets", until: float = inf) -> tuple[float, Tables, dict[int, Floats]]:
+        """The bound at the prices, the best totals, and for the table of each kind of reader the hub's excesses."""
+        tables, reduced = list(at.base), {}
         for t in self.terms:
-            least = t.least(self.prices[t.price])
-            tables[t.slot] = least.reshape(self.circuit.leaves[t.slot].time.shape)
-        self.reduced = {t.slot: tables[t.slot].reshape(-1).copy() for t in self.terms}
-        slots = forward(tables, self.circuit.buckets, until, self.fixed)
-        bound = self.network.constant + sum(n * float(slots[slot].min()) for slot, n in self.least)
-        return bound, slots, backward(slots, self.circuit.buckets, until)
-
-    def excesses(self, slots: Tables, through: Tables) -> list[tuple[_Side, Floats]]:
-        """For every table of a reader: what the least total through each layout of its hub exceeds the bound by."""
-        total = float(slots[self.circuit.root].min())
-        found = []
+            n = at.terms[t.slot]
+            reduced[n] = t.least(self.prices[t.price])
+            tables[n] = reduced[n].copy().reshape(at.base[n].shape)
+        slots = forward(tables, at.buckets, until, {id(table) for table in at.base})
+        bound = self.constant + sum(n * float(slots[slot].min()) for slot, n in at.least.items())
+        through, total = backward(slots, at.buckets, until), float(slots[len(slots) - 1].min())
+        found = {}
         for t in self.terms:
-            beyond = through[t.slot].reshape(-1) - self.reduced[t.slot] - total
-            found.append((t, t.through(beyond, self.prices[t.price])))
-        return found
+            n = at.terms[t.slot]
+            with np.errstate(invalid="ignore"):
+                beyond = through[n].reshape(-1) - reduced[n] - total
+            beyond[np.isnan(beyond)] = inf
+            found[t.slot] = t.through(beyond, self.prices[t.price])
+        return bound, through, found
 
-    def climb(self, until: float = inf) -> float:
-        """Raise the prices until the bound hardly rises; the best bound, whose prices stay."""
+    def climb(self, rise: float, until: float = inf) -> float:
+        """Raise the prices until the bound hardly rises, or the time is up; the best bound, whose prices stay."""
         speed = {side: np.zeros(len(price)) for side, price in self.prices.items()}
-        best, kept, rises = -inf, dict(self.prices), []
+        best, kept, bounds = -inf, dict(self.prices), list[float]()
         for _ in range(_PASSES):
-            bound, slots, through = self.evaluate(until)
+            bound, _, excesses = self.evaluate(self.part)
             if bound > best:
-                best, kept = bound, {side: price.copy() for side, price in self.prices.items()}
-            rises.append(best)
-            if len(rises) > _WINDOW and rises[-1] - rises[-1 - _WINDOW] <= _LEAST_RISE * abs(best):
+                best, kept = bound, dict(self.prices)
+            bounds.append(best)
+            enough = len(bounds) > _WINDOW and bounds[-1] - bounds[-1 - _WINDOW] <= rise * abs(best)
+            if enough or perf_counter() > until:
                 break
             found: dict[tuple[int, int], Floats] = {}
-            for t, excess in self.excesses(slots, through):
-                found[t.price] = np.minimum(found[t.price], excess) if t.price in found else excess
-            for own in self.sides.values():
-                mean = sum(found[side] * n for side, n in own.items()) / sum(own.values())
-                for side in own:
+            for t in self.terms:
+                own = excesses[t.slot]
+                found[t.price] = np.minimum(found[t.price], own) if t.price in found else own
+            for sides in self.sides.values():
+                mean = sum(found[side] * n for side, n in sides.items()) / sum(sides.values())
+                for side in sides:
                     move = np.where(np.isfinite(mean), mean - found[side], 0.0)
                     speed[side] = _MOMENTUM * speed[side] + _STEP * move
                     self.prices[side] = np.round(self.prices[side] + speed[side])
-                (side, n), *_ = own.items()  # no more than nothing in all: so the bound holds
-                self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in own.items()) / n)
+                (side, n), *_ = sides.items()  # no more than nothing in all: so the bound holds
+                self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in sides.items()) / n)
         self.prices = kept
         return best
 
-    def options(self, until: float = inf) -> tuple[int, list[Floats]]:
+    def options(self) -> tuple[int, list[Floats]]:
         """The bound, and the excess of every option of every variable."""
-        bound, slots, through = self.evaluate(until)
-        total = float(slots[self.circuit.root].min())
+        bound, through, sides = self.evaluate(self.whole)
         excess: dict[int, Floats] = {}
+        total = float(through[len(through) - 1].min())
         for n, leaf in enumerate(self.circuit.leaves):
-            table = through[n]
             for axis, v in enumerate(leaf.scope):
                 if v not in excess:
-                    rest = tuple(a for a in range(table.ndim) if a != axis)
-                    excess[v] = table.min(axis=rest) - total
-        sides: dict[tuple[int, int], Floats] = {}  # by the slot of a kind's table
-        for t, own in self.excesses(slots, through):
-            sides[t.slot] = own
+                    table = through[n]
+                    excess[v] = table.min(axis=tuple(a for a in range(table.ndim) if a != axis)) - total
         found: list[Floats] = [np.zeros(len(v.cost)) for v in self.network.variables]
-        for root, own in self.parts.items():
-            first = self.members[self.first[self.kind[root]]]
-            for v, like in zip(self.members[root], first, strict=True):
-                if like in excess:
-                    found[v] = excess[like]
+        for root, own in self.members.items():
+            for v, like in zip(own, self.members[self.first[self.kind[root]]], strict=True):
+                found[v] = excess.get(like, found[v])
         known: dict[Hashable, Floats] = {}
         for h, readers in self.readers.items():
             of_part: dict[int, list[int]] = defaultdict(list)
             for i, _ in readers:
                 part = self.where[i]
                 of_part[part].append(self.slots[self.parts[self.first[self.kind[part]]][self.rank[i]]])
-            key = tuple(tuple(slots_of) for slots_of in of_part.values())
+            key = tuple(map(tuple, of_part.values()))
             if key not in known:  # a component has the largest of its excesses, the hub the sum of its components'
-                known[key] = sum(np.max([sides[s] for s in own], axis=0) for own in of_part.values())
+                known[key] = np.sum([np.max([sides[s] for s in slots], axis=0) for slots in key], axis=0)
             found[h] = known[key]
         return floor(bound), found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Buckets:
+    """Tables, and the buckets over them; where the tables of readers are among them, and the least costs of kinds of
+    components, with their numbers."""
+
+    base: list[Floats]
+    buckets: Sequence[Bucket]
+    terms: Mapping[int, int]
+    least: Mapping[int, int]
+
+
+def _priced(factors: Sequence[Factor], price: Sequence[float]) -> list[Factor]:
+    """The factors with their use at a price, in whole ns; equal ones share tables."""
+    if not any(price):
+        return [replace(f, use=None) for f in factors]
+    known: dict[tuple[int, int], Floats] = {}
+    found = []
+    for f in factors:
+        key = id(f.time), id(f.use)
+        if key not in known:
+            known[key] = f.time if f.use is None else np.floor(f.priced(1, price))
+        found.append(replace(f, time=known[key], use=None))
+    return found
 
 
 def within(excess: Sequence[Floats], slack: float) -> Mapping[int, Ints]:
