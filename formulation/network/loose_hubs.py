@@ -18,9 +18,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from .joined_pairs import LEAST_COPIES
 from .network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Window, window_terms
+
+Ints = npt.NDArray[np.int64]
 
 _GROWTH = 2
 _LEAST_OF_ALL = 16
@@ -123,8 +126,16 @@ def _open(network: Network, stakes: Sequence[int], loose: AbstractSet[int], reac
     return frozenset(found)
 
 
-def _changed(network: Network, to: Mapping[int, int]) -> Network:
-    """The network without chains in which some variables have one option: one of theirs, or the `_LEAST` of each entry.
+def with_options(network: Network, options: Mapping[int, Ints]) -> Network:
+    """The network without chains in which variables have these of their options."""
+    known: dict[bytes, Ints] = {}
+    same = {v: known.setdefault(own.tobytes(), own) for v, own in options.items()}
+    return replace(_changed(network, same), pairs=network.pairs, line=network.line)
+
+
+def _changed(network: Network, to: Mapping[int, int | Ints]) -> Network:
+    """The network without chains in which some variables have one option: one of theirs, or the `_LEAST` of each entry,
+    or several of theirs.
 
     Equal tables stay shared.
     """
@@ -132,12 +143,17 @@ def _changed(network: Network, to: Mapping[int, int]) -> Network:
 
     def changed(table: Table, scope: tuple[int, ...], start: int = 0) -> Table:
         ways = tuple(to.get(v) for v in scope)
-        key = id(table), start, ways
+        key = id(table), start, tuple(way if isinstance(way, int) else id(way) for way in ways)
         if key not in known:
-            at = (slice(None) if way is None or way == _LEAST else slice(way, way + 1) for way in ways)
-            axes = tuple(axis for axis, way in enumerate(ways, start) if way == _LEAST)
-            made = table[(*[slice(None)] * start, *at)]
-            known[key] = made.min(axis=axes, keepdims=True) if axes else made
+            made, least = table, list[int]()
+            for axis, way in enumerate(ways, start):
+                if isinstance(way, int) and way == _LEAST:
+                    least.append(axis)
+                elif isinstance(way, int):
+                    made = made[(*[slice(None)] * axis, slice(way, way + 1))]
+                elif way is not None and len(way) < made.shape[axis]:
+                    made = made.take(way, axis)
+            known[key] = made.min(axis=tuple(least), keepdims=True) if least else made
         return known[key]
 
     def of_switch(tables: SwitchTables, scope: tuple[int, ...]) -> SwitchTables:

@@ -60,14 +60,15 @@ class _Side:
 class HubPrices:
     """The prices, the bound that they prove (ns, with the constant), and the excess of every option."""
 
-    def __init__(self, network: Network, price: Sequence[float] = ()) -> None:
-        """`network` has no windows, transient use, or chains; use has a price (ns a byte), 0 where none is given.
+    def __init__(self, network: Network, price: Sequence[float], start: "HubPrices | None" = None) -> None:
+        """`network` has no windows, transient use, or chains; `price`: ns a byte of each capacity. `start`: prices of
+        the same network's hubs at another one.
 
         All numbers are integers, rounded down: so they add exactly.
         """
-        self.network, self.price = network, tuple(price) or (0.0,) * len(network.capacities)
-        factors = _priced(network_factors(network), self.price)
-        refunded = sum(ceil(p * capacity) for p, capacity in zip(self.price, network.capacities, strict=True))
+        self.network = network
+        factors = _priced(network_factors(network), price)
+        refunded = sum(ceil(p * capacity) for p, capacity in zip(price, network.capacities, strict=True))
         self.constant = network.constant - refunded
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # the factors of each hub, and its axis there
         for i, f in enumerate(factors):
@@ -81,6 +82,8 @@ class HubPrices:
             self.hubs -= set(met[1:])
         self.readers = {h: [(i, axis) for i, axis in readers[h] if len(factors[i].scope) > 1] for h in self.hubs}
         self._classify(factors, size)
+        if start is not None and start.prices.keys() == self.prices.keys():
+            self.prices = dict(start.prices)
         self._compile(factors, size)
 
     def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
@@ -300,13 +303,6 @@ def _priced(factors: Sequence[Factor], price: Sequence[float]) -> list[Factor]:
     return found
 
 
-def within(excess: Sequence[Floats], slack: float) -> Mapping[int, Ints]:
-    """The options of each variable of at most that excess; equal ones share an array."""
-    known: dict[Hashable, Ints] = {}
-    found = {}
-    for v, own in enumerate(excess):
-        if id(own) not in known:
-            options = np.flatnonzero(own <= slack)
-            known[id(own)] = known.setdefault(options.tobytes(), options)
-        found[v] = known[id(own)]
-    return found
+def within(excess: Floats, slack: float) -> Ints:
+    """The options of at most that excess."""
+    return np.flatnonzero(excess <= slack)

@@ -8,6 +8,7 @@ from ...formulation.network.network import Network
 from ..elimination.order import is_narrow
 from ..elimination.transient_memory import has_extras, tau_of, without_extras, without_windows
 from ..protocol import INTERRUPTED, Limits, Progress, Search, Solution, Status
+from .solve_narrowed import solve_narrowed
 from .solve_reduced import Solve
 
 _SHARE = 0.75  # of the gap, for the loose network; the rest is for what it leaves open (a thousandth, mostly)
@@ -25,7 +26,7 @@ def solve_loosened(search: Search, solve: Solve) -> Solution | None:
     wide = not _fits(network)
     loose = loosened(network, _fits) if wide or limits.gap else None
     if loose is None:
-        return None
+        return solve_narrowed(search, solve) if wide else None
     apart = loose.network if joined(loose.network) else replace(loose.network, pairs=(), line=())
     progress = None if limits.progress is None else lambda own: _bounded(search, own)
     gap = limits.gap if limits.quick else _SHARE * limits.gap

@@ -1,0 +1,90 @@
+"""Solve a network too wide for elimination by one of few options: those of little excess at prices on hubs.
+
+The prices (`hub_prices.py`) bound what every option costs in all. What exceeds the bound by more than a slack is left
+out, so that elimination can take the rest; the slack grows until the answer is near enough, or the rest too wide. A
+network of few options also tells what memory costs: then the prices on hubs are raised again, at that price.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+from time import perf_counter
+
+from ...formulation.network.joined_pairs import LEAST_COPIES, joined
+from ...formulation.network.loose_hubs import with_options
+from ...formulation.network.network import INFINITE, Network
+from ..elimination.kernels import Floats
+from ..elimination.order import is_narrow
+from ..elimination.transient_memory import plainest
+from ..elimination.transient_relaxation import groups_of
+from ..protocol import INTERRUPTED, Search, Solution, Status
+from .hub_prices import HubPrices, within
+from .solve_reduced import Solve
+
+_FIRST, _GROWTH = 1 / 1024, 2.0  # slacks, of the bound
+_RISE, _COARSE = 5e-4, 0.05  # of the bound, and of the requested gap: what rises by less in some passes has risen
+_CLIMB = 0.6  # of the time left, for prices
+_ROUNDS = 4  # of prices of memory
+_WORDS = "too wide for elimination, but for few options"
+
+
+def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
+    """The answer by networks of fewer options; None if the network has no layers, or even few options are too many."""
+    limits, network = search.limits, search.network
+    if len(network.pairs) <= LEAST_COPIES:
+        return None
+    plain = replace(plainest(network), chains=(), pairs=(), line=())
+    price, known = _of_memory(network, limits.prices), None
+    for _ in range(_ROUNDS):
+        prices = HubPrices(plain, price, known)
+        prices.climb(max(_RISE, _COARSE * limits.gap), perf_counter() + _CLIMB * search.left)
+        bound, excess = prices.options()
+        search.raise_bound(min(bound, search.ceiling))
+        if search.done or limits.rough:
+            return search.finish()
+        found = _of_few_options(search, solve, bound, excess)
+        if found is None:
+            return None
+        known, before, price = prices, price, _of_memory(network, found.prices)
+        if search.done or found.words == INTERRUPTED or (limits.quick and search.objective) or price == before:
+            break
+    return search.finish(_WORDS)
+
+
+def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[Floats]) -> Solution | None:
+    """The answer of the most options that elimination takes, or of fewer that suffice; None if none are few enough.
+
+    No assignment with other options costs less than the bound and the slack.
+    """
+    network, limits, found = search.network, search.limits, None
+    modes = {s.variable for s in network.switches}
+    slack = abs(bound) * _FIRST
+    while not search.done:
+        options = {v: within(own, float("inf") if v in modes else slack) for v, own in enumerate(excess)}
+        slack *= _GROWTH
+        if not all(map(len, options.values())):
+            continue
+        few = with_options(network, options)
+        together = joined(few)
+        if not is_narrow(few if together is None else together.network):
+            break
+        few = few if together is not None else replace(few, pairs=(), line=())
+        answer = solve(few, replace(limits, seconds=search.left, prices=(), progress=None, cutoff=search.ceiling if search.objective is not None else limits.cutoff))
+        found, search.prices, search.proof = answer, answer.prices, answer.proof
+        if answer.assignment is not None:
+            search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))
+        least = INFINITE if answer.status is Status.INFEASIBLE else answer.bound
+        search.raise_bound(min(least, bound + floor(slack / _GROWTH), search.ceiling))
+        if answer.words == INTERRUPTED or (limits.quick and search.objective is not None):
+            break
+    return found
+
+
+def _of_memory(network: Network, prices: Sequence[float]) -> tuple[float, ...]:
+    """The price of each capacity, of which the first may have several, one for a group of switches; 0 if unknown."""
+    count = len(network.capacities)
+    rows = max(1, len(groups_of(network))) + count - 1
+    if len(prices) < rows or not count:
+        return (0.0,) * count
+    own = prices[len(prices) - rows :]
+    return sum(own[: rows - count + 1]), *own[rows - count + 1 :]
