@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -42,6 +42,16 @@ def is_narrow(network: Network) -> bool:
     except TooWideError:
         return False
     return True
+
+
+def most_work(scopes: Sequence[tuple[int, ...]], size: Sequence[int]) -> float:
+    """Additions of the largest bucket of an elimination of all variables in some scopes; inf if it is too wide."""
+    builder = _Builder([], size, len(scopes), {})
+    try:
+        builder.eliminate(dict(enumerate(scopes)), {v for scope in scopes for v in scope})
+    except TooWideError:
+        return inf
+    return max(prod(bucket.dims) for bucket in builder.buckets)
 
 
 def _outline(network: Network) -> tuple[Circuit, list[int], list[int]]:

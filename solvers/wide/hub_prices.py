@@ -12,6 +12,7 @@ options of more excess than a slack are in no assignment that costs less than th
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 from time import perf_counter
@@ -24,12 +25,13 @@ from ..elimination.circuit import Circuit
 from ..elimination.bucket import Bucket
 from ..elimination.factors import Factor, network_factors
 from ..elimination.kernels import Floats, Ints, least_of_classes, least_of_rows, row_classes
-from ..elimination.order import arrange
+from ..elimination.order import arrange, most_work
 from ..elimination.tables import Tables, backward, forward
 
 _LEAST_READERS = 3
 _ROUNDS = 2  # of telling apart what has other neighbours
 _STEP, _MOMENTUM = 0.3, 0.8
+_MOST_WORK = 1 << 27  # additions of a bucket, with a hub whose readers are close to each other
 _PASSES, _WINDOW = 150, 10  # at most; those in which the bound has to rise
 
 
@@ -60,14 +62,22 @@ class _Side:
 class HubPrices:
     """The prices, the bound that they prove (ns, with the constant), and the excess of every option."""
 
-    def __init__(self, network: Network, price: Sequence[float], start: "HubPrices | None" = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        price: Sequence[float],
+        start: "HubPrices | None" = None,
+        tied: AbstractSet[int] = frozenset(),
+    ) -> None:
         """`network` has no windows, transient use, or chains; `price`: ns a byte of each capacity. `start`: prices of
-        the same network's hubs at another one.
+        the same network's hubs at another one. `tied`:
+        hubs of which all readers take the same layout after all.
 
         All numbers are integers, rounded down: so they add exactly.
         """
         self.network = network
         factors = _priced(network_factors(network), price)
+        self.scopes = [f.scope for f in factors]
         refunded = sum(ceil(p * capacity) for p, capacity in zip(price, network.capacities, strict=True))
         self.constant = network.constant - refunded
         readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # the factors of each hub, and its axis there
@@ -76,14 +86,15 @@ class HubPrices:
                 readers[v].append((i, axis))
         size = [len(v.cost) for v in network.variables]
         # the first "reader" is the hub itself, whose own table is zero
-        self.hubs = {v for v in free_hubs(network) if size[v] > 1 and len(readers[v]) > _LEAST_READERS}
+        self.hubs = {v for v in free_hubs(network) if size[v] > 1 and len(readers[v]) > _LEAST_READERS} - tied
         for f in factors:  # of two that meet, one stays
             met = [v for v in f.scope if v in self.hubs]
             self.hubs -= set(met[1:])
         self.readers = {h: [(i, axis) for i, axis in readers[h] if len(factors[i].scope) > 1] for h in self.hubs}
         self._classify(factors, size)
-        if start is not None and start.prices.keys() == self.prices.keys():
-            self.prices = dict(start.prices)
+        for h, own in self.readers.items() if start is not None else ():
+            for i, _ in own if h in start.hubs else ():
+                self.prices[self.side_of[i]] = start.prices[start.side_of[i]]
         self._compile(factors, size)
 
     def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
@@ -204,6 +215,26 @@ class HubPrices:
             {slot: number[slot] for slot in of_term},
             {number[slot]: n for slot, n in least.items()},
         )
+
+    def close(self) -> frozenset[int]:
+        """Hubs of which several readers are in one component, if elimination can take that together with the hub.
+
+        Without them readers would choose for themselves what they have to agree on soon after.
+        """
+        found, allowed = set[int](), dict[int, bool]()
+        size = [len(v.cost) for v in self.network.variables]
+        for h, own in self.readers.items():
+            roots = [self.where[i] for i, _ in own]
+            if len(set(roots)) == len(roots):
+                continue
+            kind = self.hub_kind[h]
+            if kind not in allowed:
+                inside = {i for root in roots for i in self.parts[root]}
+                scopes = [tuple(v for v in self.scopes[i] if v == h or v not in self.hubs) for i in sorted(inside)]
+                allowed[kind] = most_work(scopes, size) <= _MOST_WORK
+            if allowed[kind]:
+                found.add(h)
+        return frozenset(found)
 
     def evaluate(self, at: "_Buckets", until: float = inf) -> tuple[float, Tables, dict[int, Floats]]:
         """The bound at the prices, the best totals, and for the table of each kind of reader the hub's excesses."""

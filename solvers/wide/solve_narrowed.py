@@ -34,9 +34,9 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     if len(network.pairs) <= LEAST_COPIES:
         return None
     plain = replace(plainest(network), chains=(), pairs=(), line=())
-    price, known = _of_memory(network, limits.prices), None
+    price, known, tied = _of_memory(network, limits.prices), None, frozenset[int]()
     for _ in range(_ROUNDS):
-        prices = HubPrices(plain, price, known)
+        prices = HubPrices(plain, price, known, tied)
         prices.climb(max(_RISE, _COARSE * limits.gap), perf_counter() + _CLIMB * search.left)
         bound, excess = prices.options()
         search.raise_bound(min(bound, search.ceiling))
@@ -45,9 +45,11 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         found = _of_few_options(search, solve, bound, excess)
         if found is None:
             return None
-        known, before, price = prices, price, _of_memory(network, found.prices)
-        if search.done or found.words == INTERRUPTED or (limits.quick and search.objective) or price == before:
+        closer, before, price = tied or prices.close(), price, _of_memory(network, found.prices)
+        same = price == before and closer == tied
+        if search.done or found.words == INTERRUPTED or (limits.quick and search.objective is not None) or same:
             break
+        known, tied = prices, closer
     return search.finish(_WORDS)
 
 
