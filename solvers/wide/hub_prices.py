@@ -14,15 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, floor, inf
 from time import perf_counter
 
 import numpy as np
 
 from ...formulation.network.loose_hubs import free_hubs
-from ...formulation.network.network import Network
-from ..elimination.circuit import Circuit
+from ...formulation.network.network import Network, SwitchTables
 from ..elimination.bucket import Bucket
+from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor, network_factors
 from ..elimination.kernels import Floats, Ints, least_of_classes, least_of_rows, row_classes
 from ..elimination.order import arrange, most_work
@@ -76,7 +77,7 @@ class HubPrices:
         All numbers are integers, rounded down: so they add exactly.
         """
         self.network = network
-        factors = _priced(network_factors(network), price)
+        factors = _priced(network_factors(network if any(price) else _of_costs(network)), price)
         self.scopes = [f.scope for f in factors]
         refunded = sum(ceil(p * capacity) for p, capacity in zip(price, network.capacities, strict=True))
         self.constant = network.constant - refunded
@@ -106,11 +107,10 @@ class HubPrices:
                 parent[v] = v = parent[parent[v]]
             return v
 
-        of: list[int] = []
         hub_of: dict[int, tuple[int, int]] = {}
         for i, f in enumerate(factors):
             own = [v for v in f.scope if v not in self.hubs]
-            for u, v in zip(own, own[1:]):
+            for u, v in pairwise(own):
                 parent[find(u)] = find(v)
             for axis, v in enumerate(f.scope):
                 if v in self.hubs and len(f.scope) > 1:
@@ -133,9 +133,7 @@ class HubPrices:
         kind = {}
         for root, own in parts.items():
             kind[root] = number(
-                tuple(
-                    (tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time)) for i in own
-                )
+                tuple((tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time)) for i in own)
             )
         rank = {i: n for own in parts.values() for n, i in enumerate(own)}
         where = {i: root for root, own in parts.items() for i in own}
@@ -205,7 +203,7 @@ class HubPrices:
         met = {child for n in ahead for child, _ in buckets[n - count].inputs}
         known = sorted((met - changing) | of_term)
         number = {slot: n for n, slot in enumerate([*known, *ahead])}
-        start = forward([t.copy() for t in base], [b for b in buckets])
+        start = forward([t.copy() for t in base], buckets)
         self.part = _Buckets(
             [start[slot] for slot in known],
             [
@@ -318,6 +316,20 @@ class _Buckets:
     buckets: Sequence[Bucket]
     terms: Mapping[int, int]
     least: Mapping[int, int]
+
+
+def _of_costs(network: Network) -> Network:
+    """The network of the costs alone, whose tables of use need not be copied."""
+
+    def costs(tables: Mapping[int, SwitchTables]) -> dict[int, SwitchTables]:
+        return {key: (cost, None, None) for key, (cost, _, _) in tables.items()}
+
+    return replace(
+        network,
+        variables=tuple(replace(v, use=np.zeros((len(v.cost), 0), np.int64), rows=None) for v in network.variables),
+        edges=tuple(replace(e, use=None) for e in network.edges),
+        switches=tuple(replace(s, variables=costs(s.variables), edges=costs(s.edges)) for s in network.switches),
+    )
 
 
 def _priced(factors: Sequence[Factor], price: Sequence[float]) -> list[Factor]:

@@ -71,7 +71,16 @@ def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[F
         if not is_narrow(few if together is None else together.network):
             break
         few = few if together is not None else replace(few, pairs=(), line=())
-        answer = solve(few, replace(limits, seconds=search.left, prices=(), progress=None, cutoff=search.ceiling if search.objective is not None else limits.cutoff))
+        answer = solve(
+            few,
+            replace(
+                limits,
+                seconds=search.left,
+                prices=(),
+                progress=None,
+                cutoff=search.ceiling if search.objective is not None else limits.cutoff,
+            ),
+        )
         found, search.prices, search.proof = answer, answer.prices, answer.proof
         if answer.assignment is not None:
             search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))

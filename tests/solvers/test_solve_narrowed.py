@@ -1,0 +1,96 @@
+"""Networks of equal layers, too wide for elimination: prices on hubs bound every assignment, and every option."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from partita.formulation.network.checks import check_network
+from partita.formulation.network.network import INFINITE, Network, Table, evaluate
+from partita.solvers.elimination.order import compile_network
+from partita.solvers.elimination.transient_memory import plainest
+from partita.solvers.protocol import NO_LIMITS, Limits, solver
+from partita.solvers.wide.hub_prices import HubPrices
+
+from .layer_pairs import layered
+
+_SIZES = {"a": 2, "b": 3, "u": 2, "v": 3}
+
+
+def layers(rng: random.Random, count: int) -> Network:
+    """Equal layers of two operators that read both hubs of the layer before, none of which is of little consequence."""
+
+    def table(*shape: int, most: int = 99) -> Table:
+        return np.array([rng.randint(0, most) for _ in range(int(np.prod(shape)))], dtype=np.int64).reshape(shape)
+
+    ends = [(x, y, further) for x, y, further in (*product("ab", "uv", (False,)), *product("uv", "ab", (True,)))]
+    costs = {key: table(_SIZES[key[0]], _SIZES[key[1]]) for key in ends}
+    uses = {key: table(*costs[key].shape, 1, most=5) for key in ends}
+    own = {name: (table(_SIZES[name]), table(_SIZES[name], 1)) for name in "ab"}
+    free = {name: (np.zeros(_SIZES[name], np.int64), np.zeros((_SIZES[name], 1), np.int64)) for name in "uv"}
+    if rng.random() < 0.5:
+        costs["a", "v", False][0, 0] = INFINITE
+    modes = {
+        key: (np.stack([costs[key], table(*costs[key].shape)]), np.stack([uses[key]] * 2), None)
+        for key in ends[: 2 * (rng.random() < 0.5)]
+    }
+    streams = {key: table(2, *costs[key].shape) for key in ends[2:]} if rng.random() < 0.5 else {}
+    edges = {key: (costs[key], uses[key]) for key in ends}
+    made = layered(count, own | free, edges, modes, streams, rng.randint(60, 260) * count)
+    check_network(made)
+    return made
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
+    """The best assignment with any one option, by elimination, costs at least the bound and its excess."""
+    rng = random.Random(seed)
+    network = layers(rng, 4)
+    plain = replace(plainest(network), chains=(), pairs=(), line=())
+    price = (rng.choice([0.0, 0.3, 1.7]),)
+    prices = HubPrices(plain, price)
+    assert prices.hubs
+    first = prices.climb(1e-3)
+    if tied:
+        close = prices.close()
+        assert close
+        prices = HubPrices(plain, price, prices, frozenset(sorted(close)[:2]))
+        assert prices.climb(1e-3) >= first - 1e-6 * abs(first) - len(network.edges)
+    bound, excess = prices.options()
+    circuit = compile_network(plain)
+    slots = circuit.forward(circuit.tables(1, price))
+    through = circuit.backward(slots)
+    paid = plain.constant - price[0] * plain.capacities[0]
+    assert bound <= paid + float(slots[circuit.root])
+    for leaf, table in zip(circuit.leaves, through, strict=False):
+        for axis, v in enumerate(leaf.scope):
+            best = table.min(axis=tuple(a for a in range(table.ndim) if a != axis)) + paid
+            assert np.all(bound + excess[v] <= best + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["auto", "elimination"])
+def test_bounds_hold(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a solver that leaves nothing out, where elimination takes at most half of the options."""
+    network = layers(random.Random(seed), 5)
+    total = sum(len(v.cost) for v in network.variables)
+
+    def narrow(given: Network) -> bool:
+        return sum(len(v.cost) for v in given.variables) <= 0.8 * total
+
+    monkeypatch.setattr("partita.solvers.wide.solve_loosened.is_narrow", narrow)
+    monkeypatch.setattr("partita.solvers.wide.solve_narrowed.is_narrow", narrow)
+    reference = solver("cpsat-plain").solve(network, NO_LIMITS)
+    for gap in (0.0, 0.05):
+        answer = solver(name).solve(network, Limits(gap=gap))
+        if reference.objective is None:
+            assert answer.assignment is None
+            continue
+        assert answer.bound <= reference.objective
+        if answer.assignment is not None:
+            assert evaluate(network, answer.assignment).cost == answer.objective >= reference.objective
