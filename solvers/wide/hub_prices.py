@@ -93,10 +93,15 @@ class HubPrices:
             self.hubs -= set(met[1:])
         self.readers = {h: [(i, axis) for i, axis in readers[h] if len(factors[i].scope) > 1] for h in self.hubs}
         self._classify(factors, size)
-        for h, own in self.readers.items() if start is not None else ():
-            for i, _ in own if h in start.hubs else ():
-                self.prices[self.side_of[i]] = start.prices[start.side_of[i]]
+        if start is not None:
+            self._take(start)
         self._compile(factors, size)
+
+    def _take(self, start: "HubPrices") -> None:
+        """Begin with the prices of another one, as far as it has the same hubs."""
+        for h in self.hubs & start.hubs:
+            for i, _ in self.readers[h]:
+                self.prices[self.side_of[i]] = start.prices[start.side_of[i]]
 
     def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
         """Components, their kinds, and the kinds of hubs: what has equal tables, and neighbours of equal kinds."""
