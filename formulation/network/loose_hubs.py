@@ -185,12 +185,36 @@ def _changed(network: Network, to: Mapping[int, int | Ints]) -> Network:
     return replace(found, chains=(), pairs=(), line=())
 
 
+def without_modes(network: Network) -> Network | None:
+    """The network in the first of its modes, without switches; None if another mode costs less somewhere."""
+    known: dict[int, bool] = {}
+    for switch in network.switches:
+        own = network.variables[switch.variable].cost
+        for table in (own, *(t[0] for tables in (switch.variables, switch.edges) for t in tables.values())):
+            if id(table) not in known:
+                known[id(table)] = bool((table[1:] >= table[:1]).all())
+            if not known[id(table)]:
+                return None
+    return replace(_of_first_modes(network), switches=())
+
+
 def _of_first_modes(network: Network) -> Network:
-    """The network whose variables and edges have the tables of the first of the modes that are left."""
-    variables, edges = list(network.variables), list(network.edges)
+    """The network whose variables and edges have the tables of the first of the modes that are left.
+
+    Equal tables stay shared.
+    """
+    variables, edges, known = list(network.variables), list(network.edges), dict[int, Table]()
+
+    def first(table: Table) -> Table:
+        return known.setdefault(id(table), table[0])
+
+    def unused(table: Table) -> Table:
+        return known.setdefault(id(table), np.zeros_like(table))
+
     for switch in network.switches:
         for v, (cost, use, _) in switch.variables.items():
-            variables[v] = replace(variables[v], cost=cost[0], use=0 * variables[v].use if use is None else use[0])
+            own = unused(network.variables[v].use) if use is None else first(use)
+            variables[v] = replace(variables[v], cost=first(cost), use=own)
         for k, (cost, use, _) in switch.edges.items():
-            edges[k] = replace(edges[k], cost=cost[0], use=None if use is None else use[0])
+            edges[k] = replace(edges[k], cost=first(cost), use=None if use is None else first(use))
     return replace(network, variables=tuple(variables), edges=tuple(edges))

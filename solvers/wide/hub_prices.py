@@ -102,6 +102,8 @@ class HubPrices:
         for h in self.hubs & start.hubs:
             for i, _ in self.readers[h]:
                 self.prices[self.side_of[i]] = start.prices[start.side_of[i]]
+        for kind in self.sides:
+            self._settle(kind)
 
     def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
         """Components, their kinds, and the kinds of hubs: what has equal tables, and neighbours of equal kinds."""
@@ -258,8 +260,9 @@ class HubPrices:
             found[t.slot] = t.through(beyond, self.prices[t.price])
         return bound, through, found
 
-    def climb(self, rise: float, until: float = inf) -> float:
-        """Raise the prices until the bound hardly rises, or the time is up; the best bound, whose prices stay."""
+    def climb(self, rise: float, until: float = inf, wanted: float = inf) -> float:
+        """Raise the prices until the bound hardly rises, is `wanted`, or the time is up; the best bound, whose prices
+        stay."""
         speed = {side: np.zeros(len(price)) for side, price in self.prices.items()}
         best, kept, bounds = -inf, dict(self.prices), list[float]()
         for _ in range(_PASSES):
@@ -268,22 +271,27 @@ class HubPrices:
                 best, kept = bound, dict(self.prices)
             bounds.append(best)
             enough = len(bounds) > _WINDOW and bounds[-1] - bounds[-1 - _WINDOW] <= rise * abs(best)
-            if enough or perf_counter() > until:
+            if enough or best >= wanted or perf_counter() > until:
                 break
             found: dict[tuple[int, int], Floats] = {}
             for t in self.terms:
                 own = excesses[t.slot]
                 found[t.price] = np.minimum(found[t.price], own) if t.price in found else own
-            for sides in self.sides.values():
+            for kind, sides in self.sides.items():
                 mean = sum(found[side] * n for side, n in sides.items()) / sum(sides.values())
                 for side in sides:
                     move = np.where(np.isfinite(mean), mean - found[side], 0.0)
                     speed[side] = _MOMENTUM * speed[side] + _STEP * move
                     self.prices[side] = np.round(self.prices[side] + speed[side])
-                (side, n), *_ = sides.items()  # no more than nothing in all: so the bound holds
-                self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in sides.items()) / n)
+                self._settle(kind)
         self.prices = kept
         return best
+
+    def _settle(self, kind: int) -> None:
+        """Lower one reader's prices, so that those of all readers come to no more than nothing: so the bound holds."""
+        sides = self.sides[kind]
+        (side, n), *_ = sides.items()
+        self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in sides.items()) / n)
 
     def options(self) -> tuple[int, list[Floats]]:
         """The bound, and the excess of every option of every variable."""

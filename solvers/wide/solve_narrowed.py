@@ -11,7 +11,7 @@ from math import floor
 from time import perf_counter
 
 from ...formulation.network.joined_pairs import LEAST_COPIES, joined
-from ...formulation.network.loose_hubs import with_options
+from ...formulation.network.loose_hubs import with_options, without_modes
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.kernels import Floats
 from ..elimination.order import is_narrow
@@ -33,11 +33,11 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     limits, network = search.limits, search.network
     if len(network.pairs) <= LEAST_COPIES:
         return None
-    plain = replace(plainest(network), chains=(), pairs=(), line=())
     price, known, tied = _of_memory(network, limits.prices), None, frozenset[int]()
+    plain = _plain(network, price)
     for _ in range(_ROUNDS):
         prices = HubPrices(plain, price, known, tied)
-        prices.climb(max(_RISE, _COARSE * limits.gap), perf_counter() + _CLIMB * search.left)
+        prices.climb(max(_RISE, _COARSE * limits.gap), perf_counter() + _CLIMB * search.left, search.ceiling)
         bound, excess = prices.options()
         search.raise_bound(min(bound, search.ceiling))
         if search.done or limits.rough:
@@ -50,7 +50,18 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         if search.done or found.words == INTERRUPTED or (limits.quick and search.objective is not None) or same:
             break
         known, tied = prices, closer
+        if network.switches and any(price) and not any(before):  # now with modes, and so with other readers
+            plain, known, tied = _plain(network, price), None, frozenset()
     return search.finish(_WORDS)
+
+
+def _plain(network: Network, price: Sequence[float]) -> Network:
+    """A network without windows, transient use and pairs that bounds this one at the price of memory.
+
+    Where memory costs nothing and recomputation something, without modes: they make one component of every layer.
+    """
+    plain = replace(plainest(network), chains=(), pairs=(), line=())
+    return plain if any(price) else without_modes(plain) or plain
 
 
 def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[Floats]) -> Solution | None:

@@ -88,8 +88,8 @@ def test_bounds_hold(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("partita.solvers.wide.solve_narrowed.is_narrow", narrow)
     climbed, climb = list[float](), HubPrices.climb
 
-    def counted(prices: HubPrices, rise: float, until: float) -> float:
-        climbed.append(climb(prices, rise, until))
+    def counted(prices: HubPrices, rise: float, until: float, wanted: float) -> float:
+        climbed.append(climb(prices, rise, until, wanted))
         return climbed[-1]
 
     monkeypatch.setattr(HubPrices, "climb", counted)
