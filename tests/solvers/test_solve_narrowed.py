@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from partita.formulation.network.checks import check_network
-from partita.formulation.network.network import INFINITE, Network, Table, evaluate
+from partita.formulation.network.loose_hubs import without_modes
+from partita.formulation.network.network import INFINITE, Network, SwitchTables, Table, evaluate
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_memory import plainest
 from partita.solvers.protocol import NO_LIMITS, Limits, solver
@@ -45,10 +47,32 @@ def layers(rng: random.Random, count: int) -> Network:
     return made
 
 
+def with_dear_modes(network: Network) -> Network:
+    """The network, whose other modes cost no less than the first."""
+
+    def dearer(tables: Mapping[int, SwitchTables]) -> dict[int, SwitchTables]:
+        return {key: (np.maximum(cost, cost[:1]), *others) for key, (cost, *others) in tables.items()}
+
+    switches = (replace(s, variables=dearer(s.variables), edges=dearer(s.edges)) for s in network.switches)
+    return replace(network, switches=tuple(switches))
+
+
+def assert_bounds_options(plain: Network, price: tuple[float], bound: int, excess: Sequence[np.ndarray]) -> None:
+    """The best assignment with any one option, by elimination, costs at least the bound and its excess."""
+    circuit = compile_network(plain)
+    slots = circuit.forward(circuit.tables(1, price))
+    through = circuit.backward(slots)
+    paid = plain.constant - price[0] * plain.capacities[0]
+    assert bound <= paid + float(slots[circuit.root])
+    for leaf, table in zip(circuit.leaves, through, strict=False):
+        for axis, v in enumerate(leaf.scope):
+            best = table.min(axis=tuple(a for a in range(table.ndim) if a != axis)) + paid
+            assert np.all(bound + excess[v] <= best + 1e-6)
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["loose", "tied"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
-    """The best assignment with any one option, by elimination, costs at least the bound and its excess."""
     rng = random.Random(seed)
     network = layers(rng, 4)
     plain = replace(plainest(network), chains=(), pairs=(), line=())
@@ -61,24 +85,29 @@ def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
         assert close
         prices = HubPrices(plain, price, prices, frozenset(sorted(close)[:2]))
         assert prices.climb(1e-3) >= first - 1e-6 * abs(first) - len(network.edges)
-    bound, excess = prices.options()
-    circuit = compile_network(plain)
-    slots = circuit.forward(circuit.tables(1, price))
-    through = circuit.backward(slots)
-    paid = plain.constant - price[0] * plain.capacities[0]
-    assert bound <= paid + float(slots[circuit.root])
-    for leaf, table in zip(circuit.leaves, through, strict=False):
-        for axis, v in enumerate(leaf.scope):
-            best = table.min(axis=tuple(a for a in range(table.ndim) if a != axis)) + paid
-            assert np.all(bound + excess[v] <= best + 1e-6)
+    assert_bounds_options(plain, price, *prices.options())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+@pytest.mark.parametrize("seed", [2, 4, 6])
+def test_dear_modes_change_no_bound(seed: int) -> None:
+    """Where memory costs nothing; where another mode costs less somewhere, modes stay."""
+    cheap = layers(random.Random(seed), 4)
+    plain = replace(plainest(with_dear_modes(cheap)), chains=(), pairs=(), line=())
+    assert plain.switches and without_modes(cheap) is None
+    without = without_modes(plain)
+    assert without is not None and not without.switches
+    prices = HubPrices(without, (0.0,))
+    prices.climb(1e-3)
+    assert_bounds_options(plain, (0.0,), *prices.options())
+
+
+@pytest.mark.parametrize(("seed", "dear"), [(0, False), (1, False), (3, False), (4, False), (3, True), (4, True)])
 @pytest.mark.parametrize("name", ["auto", "elimination"])
-def test_bounds_hold(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_hold(name: str, seed: int, dear: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a solver that leaves nothing out, where elimination takes four fifths of the options."""
     monkeypatch.setattr("partita.formulation.network.joined_pairs.MOST_OPTIONS", 3)  # so that no pair is joined
     network = layers(random.Random(seed), 4)
+    network = with_dear_modes(network) if dear else network
     total = sum(len(v.cost) for v in network.variables)
 
     def narrow(given: Network) -> bool:
