@@ -23,6 +23,7 @@ from .solve_reduced import Solve
 
 _FIRST, _GROWTH = 1 / 1024, 2.0  # slacks, of the bound
 _RISE, _COARSE = 5e-4, 0.05  # of the bound, and of the requested gap: what rises by less in some passes has risen
+_ROUGH = 0.2  # where the cheapest bound suffices, of it
 _CLIMB = 0.6  # of the time left, for prices
 _ROUNDS = 4  # of prices of memory
 _WORDS = "too wide for elimination, but for few options"
@@ -37,7 +38,8 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     plain = _plain(network, price)
     for _ in range(_ROUNDS):
         prices = HubPrices(plain, price, known, tied)
-        prices.climb(max(_RISE, _COARSE * limits.gap), perf_counter() + _CLIMB * search.left, search.ceiling)
+        rise = _ROUGH if limits.rough else max(_RISE, _COARSE * limits.gap)
+        prices.climb(rise, perf_counter() + _CLIMB * search.left, search.ceiling)
         bound, excess = prices.options()
         search.raise_bound(min(bound, search.ceiling))
         if search.done or limits.rough:
