@@ -364,7 +364,8 @@ class ConfigurationSearch:
                 return self._work(merged, MERGED_LEVELS, self.limits.gap, self._raised_target(merged))
             candidate.dived, gap = True, max(FIRST_GAP, self.limits.gap)
             if candidate in self.axis_orders:  # the one that looked best needs more than a first plan
-                return self._work(candidate, (Level.PRICED,), max(COARSE_GAP, self.limits.gap), self.target)
+                levels = (Level.RELAXED, Level.PRICED)[self._needs_memory(candidate) :]  # glances may find no solution
+                return self._work(candidate, levels, max(COARSE_GAP, self.limits.gap), self.target)
             if not self.has_pipelines:  # the bound that ignores memory comes later
                 return Work(candidate, (Level.PRICED,), gap, self.target, None)
             last = Level.BOUNDED if candidate.configuration.devices == 1 else Level.PRICED

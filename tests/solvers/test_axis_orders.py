@@ -42,3 +42,28 @@ def test_every_order_of_axes_is_glanced_at_before_a_first_plan(scarce: bool, mon
         assert asked[3].configuration == asked[best].configuration and asked[3].efforts[0].level is Level.PRICED
     else:
         assert len(asked) == 3
+
+
+def test_the_order_that_looked_best_is_solved_without_memory_if_glances_find_no_solution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of networks too wide for elimination: it may be a plan, and recomputation makes networks larger."""
+    machine = Machine.load("dgx-h100", nodes=4)
+    graph, training = captured("gpt2", machine, small=True)
+    space = SearchSpace(mesh=(8, 4), micro_batches=2, stages=1)
+    asked, bounds = list[Task](), list[int]()
+    advance = search.advance
+
+    def without_solution(task: Task) -> tuple[Proved, Stages | None]:
+        state, stages = advance(task)
+        asked.append(task)
+        bounds.append(state.bound)
+        return state, None if task.efforts[0].rough else stages
+
+    monkeypatch.setattr(configuration_search, "GLANCED_AXES", 2)
+    monkeypatch.setattr(search, "advance", without_solution)
+    plan = plan_of_one_stage(graph, with_available(machine, AMPLE), training, space, Budget(gap=0.01))
+    best = asked[bounds[:3].index(min(bounds[:3]))]
+    assert asked[3].configuration == best.configuration
+    assert [effort.level for effort in asked[3].efforts] == [Level.RELAXED, Level.PRICED]
+    assert plan.report["gap"] <= 0.01
