@@ -73,7 +73,7 @@ def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[F
     """
     network, limits, found = search.network, search.limits, None
     modes = {s.variable for s in network.switches}
-    slack = abs(bound) * _FIRST
+    slack = max(1.0, abs(bound) * _FIRST)
     while not search.done:
         options = {v: within(own, float("inf") if v in modes else slack) for v, own in enumerate(excess)}
         slack *= _GROWTH
