@@ -65,7 +65,7 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     if solution.proof is not None and solution.proof.parts:
         state.proof = solution.proof
     if relaxed:
-        state.relaxed = state.bound
+        state.relaxed = max(state.relaxed, bound)  # `state.bound` may count the limit
     if any(solution.prices):
         state.prices_of[relaxed] = solution.prices
         state.scarce |= not relaxed and memory_has_price(network, solution.prices)

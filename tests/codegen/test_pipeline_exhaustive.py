@@ -359,3 +359,17 @@ def test_the_bound_of_one_micro_batch_is_the_best_step() -> None:
         for place in places
     )
     assert found.objective == found.bound == best, (found.objective, best, found.bound)
+
+
+def test_a_plan_within_the_limit_is_no_bound_for_more_micro_batches() -> None:
+    """Two micro-batches fit only where they take longer; four, which take less memory, are then faster."""
+    instance = Instance(2, (4,), (2, 4), (1,))
+    problem, reserved = instance.problem(), Machine.adhoc((4,)).device.reserved_bytes
+    machine = replace(problem.machine, device=replace(problem.machine.device, memory_bytes=606_208 + reserved))
+    limited = replace(problem, machine=machine)
+    two, four, both = (
+        search(replace(limited, micro_batches=counts), solver("auto"), space=instance.space(machine))
+        for counts in ((2,), (4,), (2, 4))
+    )
+    assert two.objective is not None and four.objective is not None and two.objective > four.objective
+    assert (both.status, both.objective, both.bound) == (Status.OPTIMAL, four.objective, four.objective)
