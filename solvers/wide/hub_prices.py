@@ -70,11 +70,11 @@ class HubPrices:
         start: "HubPrices | None" = None,
         tied: AbstractSet[int] = frozenset(),
     ) -> None:
-        """`network` has no windows, transient use, or chains; `price`: ns a byte of each capacity. `start`: prices of
-        the same network's hubs at another one. `tied`:
-        hubs of which all readers take the same layout after all.
+        """`network` has no windows, transient use, or chains; `price`: ns a byte of each capacity.
 
-        All numbers are integers, rounded down: so they add exactly.
+        `start`: prices on hubs to begin with, of the same network at another price of memory. `tied`: hubs whose
+        readers all take the same layout, as in the network. Costs at the price are rounded down to whole ns, so that
+        sums of them are exact.
         """
         self.network = network
         factors = _priced(network_factors(network if any(price) else _of_costs(network)), price)
@@ -86,7 +86,7 @@ class HubPrices:
             for axis, v in enumerate(f.scope):
                 readers[v].append((i, axis))
         size = [len(v.cost) for v in network.variables]
-        # the first "reader" is the hub itself, whose own table is zero
+        # a hub's own table of zeros counts as one reader
         self.hubs = {v for v in free_hubs(network) if size[v] > 1 and len(readers[v]) > _LEAST_READERS} - tied
         for f in factors:  # of two that meet, one stays
             met = [v for v in f.scope if v in self.hubs]
@@ -261,8 +261,10 @@ class HubPrices:
         return bound, through, found
 
     def climb(self, rise: float, until: float = inf, wanted: float = inf) -> float:
-        """Raise the prices until the bound hardly rises, is `wanted`, or the time is up; the best bound, whose prices
-        stay."""
+        """Raise the prices until the bound hardly rises, is `wanted`, or the time is up.
+
+        Returns the best bound; its prices stay.
+        """
         speed = {side: np.zeros(len(price)) for side, price in self.prices.items()}
         best, kept, bounds = -inf, dict(self.prices), list[float]()
         for _ in range(_PASSES):
@@ -288,7 +290,7 @@ class HubPrices:
         return best
 
     def _settle(self, kind: int) -> None:
-        """Lower one reader's prices, so that those of all readers come to no more than nothing: so the bound holds."""
+        """Lower one reader's prices until those of all readers sum to at most 0, without which the bound is none."""
         sides = self.sides[kind]
         (side, n), *_ = sides.items()
         self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in sides.items()) / n)
@@ -322,8 +324,11 @@ class HubPrices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Buckets:
-    """Tables, and the buckets over them; where the tables of readers are among them, and the least costs of kinds of
-    components, with their numbers."""
+    """Tables and the buckets over them.
+
+    `terms`: by slot of a reader's table, its place in `base`. `least`: by slot of the least cost of a kind of
+    component, how many components are of that kind.
+    """
 
     base: list[Floats]
     buckets: Sequence[Bucket]
