@@ -127,15 +127,14 @@ def _open(network: Network, stakes: Sequence[int], loose: AbstractSet[int], reac
 
 
 def with_options(network: Network, options: Mapping[int, Ints]) -> Network:
-    """The network without chains in which variables have these of their options."""
+    """The network without chains, in which variables keep only these options."""
     known: dict[bytes, Ints] = {}
     same = {v: known.setdefault(own.tobytes(), own) for v, own in options.items()}
     return replace(_changed(network, same), pairs=network.pairs, line=network.line)
 
 
 def _changed(network: Network, to: Mapping[int, int | Ints]) -> Network:
-    """The network without chains in which some variables have one option: one of theirs, or the `_LEAST` of each entry,
-    or several of theirs.
+    """The network without chains, in which variables keep fewer options: one, several, or the `_LEAST` of each entry.
 
     Equal tables stay shared.
     """

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from partita.formulation.network.network import Edge, Network, Switch, SwitchTables, Table, Variable, Window
+from partita.formulation.network.network import Edge, Network, Switch, SwitchTables, Table, Variable, Window, evaluate
+from partita.solvers.protocol import Solution
 
 Key: TypeAlias = tuple[str, str, bool]
 """The two ends of an edge, and whether the first one is in the layer before."""
@@ -47,3 +48,13 @@ def layered(
         windows += [Window({}, hidden)] if streams else []
     pairs, line = tuple((own["u"], own["v"]) for own in at), tuple(range(len(made)))
     return Network(tuple(made), tuple(between), (room,), 7, (), tuple(switches), tuple(windows), pairs, line)
+
+
+def assert_agrees(network: Network, answer: Solution, reference: Solution) -> None:
+    """The bound of an answer is not above the optimum (`reference`), and its assignment costs what it says."""
+    if reference.objective is None:
+        assert answer.assignment is None
+        return
+    assert answer.bound <= reference.objective
+    if answer.assignment is not None:
+        assert evaluate(network, answer.assignment).cost == answer.objective >= reference.objective
