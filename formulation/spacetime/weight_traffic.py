@@ -2,8 +2,8 @@
 
 Weights of a layer, or between two, are gathered in one message, and gradients are summed in buckets: each weight pays
 its share of the latency. In every layer but a device's first this traffic runs beside the kernels of the layer, which
-stand for those of the layer before. All other traffic of weights is waited for, as are weights that are exchanged
-before they are gathered (`Table.waits`).
+stand for those of the layer before. All other traffic of weights is waited for, as are weights that are exchanged,
+sliced, or zero on this rank (`Table.waits`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
 from ..weights.buckets import bucketed
 from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet
-from .materialized import Collective, Instruction, Materialized, Register, Run, reads, writes
+from .materialized import Collective, Instruction, Materialized, Register, Run, Slice, Zeros, reads, writes
 from .messages import Messages
 from .op import Phase
 from .price import Prices
@@ -117,16 +117,16 @@ class WeightTraffic:
                 layer = layer_of.get(min(self.pcg.consumers[register.tensor.node]))
                 inside = layer in layers and layer != next(iter(layers))
                 found[place] = Window(layer, "backward") if layer is not None and inside else None
-        self._wait_for_exchanged(instructions, found)
+        self._wait_for_others(instructions, found)
         return found
 
-    def _wait_for_exchanged(self, instructions: Sequence[Instruction], found: dict[int, Window | None]) -> None:
-        """Take exchanges of weights out of their windows, with what moves these weights further."""
+    def _wait_for_others(self, instructions: Sequence[Instruction], found: dict[int, Window | None]) -> None:
+        """Take exchanges, slices and zeros of weights out of their windows, with what moves these weights further."""
         waited: set[Register] = set()
         for place, instruction in enumerate(instructions):
             exchanges = isinstance(instruction, Collective) and instruction.kind == "all_to_all"
             further = not waited.isdisjoint(reads(instruction))
-            if not (exchanges or further) or not self.moves(instruction):
+            if not (exchanges or further or isinstance(instruction, Slice | Zeros)) or not self.moves(instruction):
                 continue
             if all(written.tensor.kind == VALUE for written in writes(instruction)):
                 found[place] = None

@@ -207,6 +207,13 @@ def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() ->
     at_its_price("llama-7b", Parallelism(dp=4, zero=3), 2, "full")
 
 
+def test_kernels_wait_for_a_bias_that_one_rank_adds() -> None:
+    """The other ranks make zeros of it, which does not travel ahead."""
+    plan = at_its_price("gpt2", Parallelism(tp=4), 1)
+    zeros = [item for item in stage_price(plan).items if item.kind == "keep first"]
+    assert zeros and all(item.waits for item in zeros)
+
+
 @pytest.mark.parametrize("name", some(["gpt2", "bert-large"]))
 def test_unequal_parts_cost_what_they_do_in_the_plan(name: str) -> None:
     """They travel in collectives: three factors of a fused weight, or six heads, on two axes of two ranks each."""
