@@ -29,7 +29,7 @@ from ..strategies.row import Row
 from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
 from .loop import Irregular, Loop, Template, micro_of
-from .materialize import UNIT, ended_after
+from .materialize import UNIT, arrival, ended_after
 from .materialized import Accumulate, Instruction, Materialized, Register, Run, reads, writes
 from .op import Op, Phase
 from .order import Completed, ordered
@@ -334,8 +334,12 @@ class _Pace:
             if all(self.micro[self.at[op]] is None for op in (*first, *second)):
                 for op in second:
                     self.before[self.at[op]] += [self.at[earlier] for earlier in first]
-        self.needs = [  # rows of producers, and whether those of its own micro-batch
-            [(self.family[before], self._column(at, before)) for before in own] for at, own in enumerate(self.before)
+        self.needs = [  # rows of producers, whether those of its own micro-batch, and how long they are under way
+            [
+                (self.family[before], self._column(at, before), arrival(0, self.tasks[before], self.tasks[at]))
+                for before in own
+            ]
+            for at, own in enumerate(self.before)
         ]
         self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
         self.rows = {slot: np.array([self.family[at] for at in tasks]) for slot, tasks in self.slots.items()}
@@ -407,15 +411,17 @@ class _Pace:
         """What a slot needs of others, and the same without what runs before all micro-batches."""
         inside = set(tasks)
         found = dict.fromkeys(
-            (*need, device(self.tasks[before]) != device(self.tasks[at]))
+            need
             for at in tasks
             for before, need in zip(self.before[at], self.needs[at], strict=True)
             if before not in inside
         )
-        rows, own, across = (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
+        rows, own, under_way = (
+            (np.array(x) for x in zip(*found, strict=True)) if found else (np.zeros(0, dtype=int),) * 3
+        )
         later = ~np.isin(rows, [self.family[at] for at in self.once[0]])
-        every = _Outer(rows, own.astype(bool), across.astype(bool))
-        return every, _Outer(every.rows[later], every.own[later], every.across[later])
+        every = _Outer(rows, own.astype(bool), under_way)
+        return every, _Outer(every.rows[later], every.own[later], every.under_way[later])
 
     def _column(self, at: int, before: int) -> bool:
         """True if a task of a micro-batch needs the same one of a producer; False: the first, or one that runs once."""
@@ -457,7 +463,8 @@ class _Pace:
         before = self.ends[outer.rows, np.where(outer.own, micro, 0)]
         if before.size and before.min() < 0:
             return False
-        across = np.maximum(before[outer.across] - base, -1)
+        sent = outer.under_way > 0
+        across = np.maximum(before[sent] + outer.under_way[sent] - base, -1)
         state = key, number, base >= self.begun, tuple(self.free[d] - base for d in here), across.tobytes()
         rows = self.rows[key, number]
         if state not in self.known:
@@ -479,20 +486,22 @@ class _Pace:
     def _task(self, at: int, micro: int) -> None:
         op, where, needs = self.tasks[at], device(self.tasks[at]), self.needs[at]
         if self.micro[at] is None:  # it needs what ran once, and all micro-batches of the others
-            ended = self.ends[[row for row, _ in needs]]
+            ended = self.ends[[row for row, _, _ in needs]]
             assert ended.min(initial=0) >= 0, op
-            start = max(self.free[where], int(ended.max(initial=0)))
+            arrived = ended.max(axis=1, initial=0) + [under_way for _, _, under_way in needs]
+            start = max(self.free[where], int(arrived.max(initial=0)))
         else:
-            start = max([self.free[where], *(int(self.ends[row, micro if own else 0]) for row, own in needs)])
+            arrivals = (int(self.ends[row, micro if own else 0]) + under_way for row, own, under_way in needs)
+            start = max([self.free[where], *arrivals])
         self.free[where] = self.ends[self.family[at], micro] = ended_after(start, op)
 
 
 class _Outer(NamedTuple):
-    """What a slot needs of others: rows of tasks, whether of its own micro-batch, whether of another device."""
+    """What a slot needs of others: rows of tasks, whether of its own micro-batch, how long it is under way."""
 
     rows: NDArray[np.int64]
     own: NDArray[np.bool_]
-    across: NDArray[np.bool_]
+    under_way: NDArray[np.int64]
 
 
 def _keys(tasks: Sequence[Op], template: Template) -> list[Key]:

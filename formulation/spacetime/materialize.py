@@ -31,6 +31,8 @@ from .transfers import Transfers
 
 COMMUNICATION = ("p2p", "intra", "rvd")
 UNIT = 1 << 32
+MESSAGE = 2 * UNIT
+"""How long a message to another device takes where kernels take `UNIT`: so receives of a pipeline are posted ahead."""
 _COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
 
 
@@ -75,8 +77,9 @@ def materialize(
 def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
     """The tasks ordered so that devices advance at the same pace, and their ends; each device keeps its own order.
 
-    Tasks are sorted by end time with unit compute times, so that joint transfers (fetching a parameter) come at about
-    the same time on all devices; at equal times by device. Those that meet end at once and come one after the other.
+    Tasks are sorted by end time with unit compute times, and messages of `MESSAGE`, so that joint transfers (fetching a
+    parameter) come at about the same time on all devices; at equal times by device. Those that meet end at once and
+    come one after the other.
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
@@ -102,7 +105,7 @@ def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
             start = max(
                 start,
                 free[device(op)],
-                max((ends[earlier] for earlier in before.get(op, ())), default=0),
+                max((arrival(ends[earlier], earlier, op) for earlier in before.get(op, ())), default=0),
                 max((ended[number] for number in waits.get(op, ())), default=0),
             )
         for op in members:
@@ -127,6 +130,11 @@ def _together(order: Sequence[Op], ends: Mapping[Op, int]) -> list[int]:
 def ended_after(start: int, op: Op) -> int:
     """The end of a task: what computes takes a unit of time, the others come one after another within it."""
     return (start // UNIT + 1) * UNIT if op.phase in _COMPUTES else start + 1
+
+
+def arrival(end: int, producer: Op, reader: Op) -> int:
+    """When a reader has the result of a task that ended then."""
+    return end + MESSAGE * (device(producer) != device(reader))
 
 
 class _Wanted:

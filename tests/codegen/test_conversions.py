@@ -324,6 +324,12 @@ def test_a_tied_table_is_gathered_and_summed_in_each_stage_and_over_stages_once_
     trained(checked(plan.space_time_graph(), 4), tmp_path)
 
 
+def test_receives_are_posted_before_the_message_is_sent() -> None:
+    """Half a slot earlier, as long as a message takes here."""
+    plan, made = on_a_dgx("mlp", "gpipe")
+    assert made.prediction.step_ns == plan_price(plan).objective_ns
+
+
 def test_messages_go_both_ways_at_once() -> None:
     plan, made = on_a_dgx("mlp", "chimera")
     assert made.prediction.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=1e-3)
