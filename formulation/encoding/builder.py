@@ -73,9 +73,7 @@ class NetworkBuilder:
         self.between_passes = kept_between_passes(self.pcg, self.stage.between_passes)
         self._share_tables()
         itemsize = self.precision.itemsize("float32")
-        self.together = weights_together(
-            pcg, self.classes, options.space, itemsize, inside=stage.inside, alone=stage.gathers_alone
-        )
+        self.together = weights_together(pcg, self.classes, options.space, itemsize, alone=stage.gathers_alone)
         shares = latency_shares(pcg, self.together)
         if stage.inside and options.space.overlap and not stage.gathers_alone:
             shares |= least_shares(pcg, itemsize)

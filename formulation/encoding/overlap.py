@@ -43,18 +43,16 @@ KERNELS, TRAFFIC, HOST = range(3)
 
 
 def overlapping_layers(
-    pcg: PCG, classes: Classes, space: SearchSpace, *, inside: bool = False, part: Set[int] | None = None
+    pcg: PCG, classes: Classes, space: SearchSpace, *, part: Set[int] | None = None
 ) -> tuple[Segment, ...]:
     """The layers whose weights may travel together, the first of which hides nothing.
 
-    None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts, nor
-    of a single layer. `inside`: the graph is part of a larger one, in which there are other layers. `part`: the nodes
-    of a stage, whose branches alone matter.
+    None unless the space has `overlap`, nor in a graph with parallel branches, of which only the slowest counts.
+    `part`: the nodes of a stage, whose branches alone matter.
     """
     if not space.overlap or any(part is None or _lies_within(bundle, part) for bundle in find_bundles(pcg)):
         return ()
-    found = recomputable_segments(pcg, classes)
-    return found if len(found) + inside > 1 else ()
+    return recomputable_segments(pcg, classes)
 
 
 def _lies_within(bundle: Bundle, part: Set[int]) -> bool:
@@ -70,7 +68,6 @@ def weights_together(
     space: SearchSpace,
     itemsize: int,
     *,
-    inside: bool = False,
     alone: bool = False,
     part: Set[int] | None = None,
 ) -> dict[str, int]:
@@ -79,7 +76,7 @@ def weights_together(
     0 for layers whose weights go `alone`; nothing where no layers overlap. `itemsize`: bytes of an element. Of a layer
     that stages of a pipeline divide all elements count, so that no part costs more than in a larger stage.
     """
-    found = overlapping_layers(pcg, classes, space, inside=inside, part=part)
+    found = overlapping_layers(pcg, classes, space, part=part)
     if alone or not found:
         return {s.name: 0 for s in found}
     whole, unsure = elements_of_layer(pcg), uncertain(pcg, classes)

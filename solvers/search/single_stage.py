@@ -24,7 +24,7 @@ from .state import Effort, Level, Proved, Stages
 
 def has_windows(problem: PlanningProblem) -> bool:
     """True if networks of the whole graph have windows, which take a while to price."""
-    return bool(overlapping_layers(problem.pcg, classes(problem.pcg), problem.space))
+    return len(overlapping_layers(problem.pcg, classes(problem.pcg), problem.space)) > 1
 
 
 def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: Effort) -> Stages | None:

@@ -197,7 +197,7 @@ def test_no_part_of_a_layer_pays_more_latency_than_in_a_larger_part() -> None:
 
     def shares(first: int, stop: int, inside: bool) -> dict[str, float]:
         part = stage(graph, first, stop).graph
-        together = weights_together(part, classes(part), EVERYTHING, 4, inside=inside)
+        together = weights_together(part, classes(part), EVERYTHING, 4)
         found = latency_shares(part, together) | (least_shares(part, 4) if inside else {})
         return {part.nodes[i].name: found.get(i, 1.0) for i in part.of("parameter")}
 
