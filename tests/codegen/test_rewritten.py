@@ -21,9 +21,7 @@ from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.planner.rewritten_graph import taken_graph
 from partita.codegen.pricing.stage_price import stage_price
-from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import verify
-from partita.codegen.verification.worker import load_program
 from partita.formulation.search_space import SearchSpace
 from partita.formulation.strategies.strategy import row_names, rows
 from partita.model.capture.capture import capture
@@ -38,7 +36,7 @@ from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
 from ..levels import some
-from .beginnings import begun
+from .beginnings import begun, saved
 from .cases.rewritten import BATCH, PAIRS, attention, branches, layers, nested, perceptron
 
 Judge = Callable[..., dict[str, Any]]
@@ -116,24 +114,6 @@ def test_columns_of_equal_parts_are_cut_alike(force: Force) -> None:
     assert row_names(graph, graph.of("part")[0]) == ("R", "B", "P", "d0", "d1", "d2:0", "d2:1")
     text = columns(graph, force, (2,)).emit()
     assert '"qkv.weight", ((3, 2, 4), 8), ' in text and 'joined={"q.weight": 8, "k.weight": 8, "v.weight": 8}' in text
-
-
-def saved(path: Path, source: Path | None, target: Path) -> dict[str, Tensor]:
-    """What a program writes that loads `source`, or that starts from random values."""
-    program = load_program(path)
-
-    def work(_: int) -> None:
-        mesh = program.Mesh()
-        model = program.Model(mesh, dtype=torch.float64)
-        if source is None:
-            program.initialize(model)
-        else:
-            program.load(model, str(source), mesh)
-        program.save(model, target, mesh)
-
-    run_threads(work, program.RANKS)
-    found: dict[str, Tensor] = torch.load(target, weights_only=True)
-    return found
 
 
 @pytest.mark.parametrize("name", ["heads", "grouped heads", "frozen", "nested", "convolutions", "unequal convolutions"])

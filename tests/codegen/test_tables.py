@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from partita.codegen.plan.plan import Plan
 from partita.codegen.planner.plan_graph import plan_graph
-from partita.codegen.verification.threads import RankError, run_threads
+from partita.codegen.verification.threads import RankError
 from partita.codegen.verification.verify import verify
 from partita.codegen.verification.worker import load_program
 from partita.formulation.search_space import SearchSpace
@@ -25,7 +25,7 @@ from partita.model.machine.machine import Machine
 from partita.model.training import Training
 
 from ..levels import some
-from .beginnings import begun
+from .beginnings import begun, saved
 
 BATCH = 12
 ROWS = (10, 2, 9, 4)
@@ -206,24 +206,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         paths.append(folder / f"program{number}.py")
         begun(plan).emit(paths[-1])
     return paths
-
-
-def saved(path: Path, source: Path | None, target: Path) -> dict[str, Tensor]:
-    """What a program writes that loads `source`, or that starts from random values."""
-    program = load_program(path)
-
-    def work(_: int) -> None:
-        mesh = program.Mesh()
-        model = program.Model(mesh, dtype=torch.float64)
-        if source is None:
-            program.initialize(model)
-        else:
-            program.load(model, str(source), mesh)
-        program.save(model, target, mesh)
-
-    run_threads(work, program.RANKS)
-    found: dict[str, Tensor] = torch.load(target, weights_only=True)
-    return found
 
 
 def test_checkpoints_are_those_of_the_module(programs: list[Path], tmp_path: Path) -> None:
