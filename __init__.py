@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         op_trans,
         place,
         recompute,
+        shard_gradients,
         split_backward,
         swap,
     )
@@ -64,7 +65,9 @@ _NAMES = {
     ".formulation.pipeline.orders": "chimera gpipe interlaced interleaved one_f_one_b Slot three_f_one_b zero_bubble",
     ".formulation.pipeline.schedule": "register_schedule Schedule",
     ".formulation.spacetime.graph": "Graph",
-    ".formulation.spacetime.primitives": "op_assign op_join op_order op_trans place recompute split_backward swap",
+    ".formulation.spacetime.primitives": (
+        "op_assign op_join op_order op_trans place recompute shard_gradients split_backward swap"
+    ),
     ".formulation.spacetime.stages": "evenly in_order layers passes stages",
     ".formulation.spacetime.transformation": "micro_batches replicate special split split_value transformation",
     ".model.capture.capture": "capture",
@@ -113,6 +116,7 @@ __all__ = [
     "register_schedule",
     "replicate",
     "schedule",
+    "shard_gradients",
     "solvers",
     "space_time",
     "special",

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ...formulation.pipeline.orders import Slot, in_lock_step
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.op import Op
-from ...formulation.spacetime.primitives import op_assign, op_trans, place, recompute, split_backward
+from ...formulation.spacetime.primitives import op_assign, op_trans, place, recompute, shard_gradients, split_backward
 from ...formulation.spacetime.stages import in_order
 from ...formulation.spacetime.transformation import Chosen, Transformation, replicate, split
 from ...formulation.strategies.row import Row
@@ -176,6 +176,8 @@ def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
     choice, part = holders[0].choice(index), holders[0]
     if not choice.sharded_states:
         return
+    if choice.sharded_gradients:
+        shard_gradients(made.parts(index))
     shared = [axis for axis, _, _ in part.axes if choice.output[axis] == B]
     parts = list(made.parts(index))
     for cut in _stored(made, index, part, shared):

@@ -384,7 +384,9 @@ class _Reading:
                 axis for axis, letters in enumerate(read) if layout[axis] is None and any(x != 0 for x in letters)
             ]
             sharded = self.pcg.nodes[index].gradient and self._sharded(index, layout, shared)
-            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, None if sharded else False, offloaded=False)
+            several = (self.micro_batches or 1) > 1
+            scattered = (index in self.graph.scattered and several) or (None if sharded else False)
+            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, scattered, offloaded=False)
 
     def _read(self, index: int) -> list[set[int]]:
         """The letters in which a weight's readers read it, on every axis."""

@@ -130,6 +130,7 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             copies[op].append(copy)
     made.take(copies)
     made.stores, made.shared = [copy for op in graph.stores for copy in copies[op]], {*graph.shared}
+    made.scattered = {*graph.scattered}
 
     def of(ops: Sequence[Op]) -> tuple[Op, ...]:
         found: dict[Op | None, None] = {}

@@ -263,11 +263,14 @@ class Prices:
         """A copy kernel: bytes of the tensors read and of the one written."""
         return self.kernel_ns(0.0, float(sum(read) + written))
 
-    def accumulate_ns(self, tensor: PTensor, numel: int) -> int:
-        """In-place accumulation: reads the gradient in its compute dtype, reads and writes the sum."""
+    def accumulate_ns(self, tensor: PTensor, numel: int, scattered: int = 0) -> int:
+        """In-place accumulation: reads the gradient in its compute dtype, reads and writes the sum.
+
+        `scattered`: elements of a part of the sum that are then added to a sum of their own.
+        """
         node, item = self.graph.pcg.nodes[tensor.node], self.item(tensor)
         made = self._item(node) if tensor.kind == GRADIENT else item
-        return self.stream_ns(numel * (made + 2.0 * item))
+        return self.stream_ns(numel * (made + 2.0 * item) + scattered * 3.0 * item)
 
     def host_ns(self, size_bytes: int) -> int:
         """A transfer to or from the host. PartitaError: the machine has no host_bandwidth."""

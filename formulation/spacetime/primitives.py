@@ -187,6 +187,17 @@ def split_backward(ops: Ops) -> None:
         op.split = True
 
 
+def shard_gradients(ops: Ops) -> None:
+    """Sum the gradients of these updates' parameters after every micro-batch instead of once a step.
+
+    So a device keeps only those parts of the sums that it updates (ZeRO-2). Raises PartitaError for other operators.
+    """
+    for op in listed(ops):
+        if op.phase is not Phase.UPDATE:
+            raise PartitaError(f"{op.name} updates no parameter: shard gradients of operators of graph.optimizer")
+        op.graph.scattered.add(op.node)
+
+
 def place(
     graph: Graph,
     name: str,

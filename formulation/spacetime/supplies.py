@@ -84,14 +84,18 @@ class Written:
             self.turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1
 
     def use(self, term: VTensor) -> Hashable:
-        """The use of a parameter whose gradient a term is, if no writer of it keeps all of the parameter's part."""
+        """The use of a parameter whose gradient a term is, if that is summed for every use.
+
+        So it is where no writer keeps all of the parameter's part, and where the plan says so.
+        """
         if not self.builder.graph.of_parameter(term.tensor, GRADIENT):
             return None
-        writers = self._writers[term]
-        if any(within(term.mask.box, box) for at in writers for box in self._stored[term.tensor.node, at]):
+        writers, graph = self._writers[term], self.builder.graph
+        kept = (box for at in writers for box in self._stored[term.tensor.node, at])
+        if term.tensor.node not in graph.scattered and any(within(term.mask.box, box) for box in kept):
             return None
         first = next(iter(writers.values()))
-        return None if term.tensor.node in self.builder.graph.shared else term.via, self.turns[first]
+        return None if term.tensor.node in graph.shared else term.via, self.turns[first]
 
     def by_producers(self, need: Need) -> tuple[VTensor, ...]:
         """The different vTensors that the producers of a need write."""

@@ -20,7 +20,7 @@ from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
 from ..weights.buckets import bucketed
 from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet
-from .materialized import Collective, Instruction, Materialized, Register, Run, Slice, Zeros, reads, writes
+from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, Zeros, reads, writes
 from .messages import Messages
 from .op import Phase
 from .price import Prices
@@ -54,6 +54,7 @@ class WeightTraffic:
         self._of: dict[int, _Layers] = {}  # by device
         self._devices = program.devices
         self._windows: dict[int, dict[int, Window | None]] = {}  # by device that was asked for, as are the next
+        self._kept_sums: dict[int, dict[int, int]] = {}  # elements of the sum of gradients, by weight
         self._first: dict[int, dict[int, int]] = {}  # by weight, the operator that reads it first
 
     def _layers_of(self, device: int) -> _Layers:
@@ -169,8 +170,17 @@ class WeightTraffic:
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:
                 total += self._cast_ns(node, kept)
             if any(written.tensor == PTensor(GRADIENT, node) for written in op.writes):
-                total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept)
+                total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept, self._scattered(device, node))
         return total
+
+    def _scattered(self, device: int, weight: int) -> int:
+        """How many elements of its gradient a device adds up of what all ranks sum in every micro-batch."""
+        if weight not in self.graph.scattered:
+            return 0
+        if device not in self._kept_sums:
+            sums = (i.total for i in self._devices[device] if isinstance(i, Accumulate))
+            self._kept_sums[device] = {total.tensor.node: volume(total.mask.box) for total in sums}
+        return self._kept_sums[device].get(weight, 0)
 
     def _reader(self, device: int, weight: int) -> int:
         """The operator that reads a weight first on a device."""

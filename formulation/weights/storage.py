@@ -179,15 +179,15 @@ def whole_each_way(choice: Storage, trainable: bool) -> Flags:
 
 
 def agreeing(choice: Storage, decided: StoredAs) -> Flags:
-    """The options that are as a partial plan decides."""
+    """The options that are as a partial plan decides; gradients in shards where that is `worthwhile`."""
     letters = choice.space.letters[choice.codes]
     keep = np.ones(len(choice), dtype=np.bool_)
     for axis, letter in enumerate(decided.layout):
         keep &= np.isin(letters[:, axis], (R, B) if letter is None else (letter,))
-    wanted = decided.sharded, decided.scattered, decided.offloaded, decided.regather
-    for flag, flags in zip(wanted, choice.flags, strict=True):
+    wanted = decided.sharded, decided.offloaded, decided.regather
+    for flag, flags in zip(wanted, (choice.sharded, choice.offloaded, choice.regather), strict=True):
         keep &= True if flag is None else flags == flag
-    return keep
+    return keep if decided.scattered is None else _preferred(keep, choice.scattered == decided.scattered)
 
 
 def _preferred(keep: Flags, wanted: Flags) -> Flags:

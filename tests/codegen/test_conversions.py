@@ -23,7 +23,7 @@ from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.materialized import Collective
+from partita.formulation.spacetime.materialized import Accumulate, Collective
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.strategies.tensor_classes import classes
@@ -156,6 +156,26 @@ def test_sharded_states_split_updates(tmp_path: Path, output: tuple[int, int]) -
     trained(checked(graph, 4), tmp_path)
 
 
+@pytest.mark.parametrize("scattered", [False, True])
+def test_sharded_gradients_are_summed_in_every_micro_batch(scattered: bool, tmp_path: Path) -> None:
+    """ZeRO-2; without, gradients of micro-batches are added up first."""
+    plan = by_samples((2,), 4, sharded_states=True, sharded_gradients=scattered)
+    made = checked(plan.space_time_graph(), 2)
+    for own in made.program.devices:
+        (weight,) = (i for i in made.pcg.of("parameter") if made.pcg.nodes[i].name == "up.weight")
+        sums = [i for i in own if isinstance(i, Collective) and i.kind == "reduce_scatter"]
+        assert [i.target.tensor.node for i in sums].count(weight) == (4 if scattered else 1)
+        (total,) = {i.total.mask.box for i in own if isinstance(i, Accumulate) and i.total.tensor.node == weight}
+        assert (total == ((0, 6), (0, 4))) != scattered
+    trained(made, tmp_path)
+
+
+def test_gradients_are_sharded_of_what_is_updated() -> None:
+    graph = partita.Graph(chain(6))
+    with pytest.raises(PartitaError, match="up forward updates no parameter: shard gradients of operators of"):
+        partita.shard_gradients(graph.find("up"))
+
+
 def test_a_weight_that_is_stored_in_unequal_parts_stays_so(tmp_path: Path) -> None:
     graph = by_samples((2,), width=7, output=(S(0),)).space_time_graph()
     assert held(graph, Phase.STORE) == {0: "[0:4, 0:4]", 1: "[4:7, 0:4]"}
@@ -205,6 +225,11 @@ def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Paralleli
 
 def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() -> None:
     at_its_price("llama-7b", Parallelism(dp=4, zero=3), 2, "full")
+
+
+def test_sharded_gradients_cost_what_they_do_in_the_plan() -> None:
+    """They are added up twice: whole in a micro-batch, and in parts over micro-batches."""
+    at_its_price("mlp", Parallelism(dp=4, zero=2), 2)
 
 
 def test_kernels_wait_for_a_bias_that_one_rank_adds() -> None:

@@ -191,14 +191,22 @@ def test_where_operators_are_says_where_the_mesh_lies() -> None:
 
 def test_states_in_shards_and_stored_shards_are_kept() -> None:
     zero1, zero3 = (assigned(graph(), split("batch", 4)) for _ in range(2))
-    for op in zero1.optimizer:
+    zero2 = graph()
+    for op in zero2.forward:
+        for micro in op_trans(op, micro_batches(2)):
+            for part, device in zip(op_trans(micro, split("batch", 4)), range(4), strict=True):
+                op_assign(part, device)
+    for op in (*zero1.optimizer, *zero2.optimizer):
         for part, device in zip(op_trans(op, evenly(op, 4)), range(4), strict=True):
             op_assign(part, device)
+    for each in (zero1, zero2):  # for a single micro-batch it makes no difference
+        partita.shard_gradients(each.optimizer)
     for op in zero3.optimizer:
         place(zero3, op.of.name, evenly(op, 4), range(4))
-    first, third = by_name(completed(zero1)), by_name(completed(zero3))
+    first, second, third = (by_name(completed(each)) for each in (zero1, zero2, zero3))
     weights = [n.name for n in zero1.pcg.nodes if n.op == "parameter"]
-    assert all(choice.sharded_states for name in weights for choice in first[name])
+    assert all(choice.sharded_states for name in weights for choice in (*first[name], *second[name]))
+    assert all(choice.sharded_gradients for name in weights if name.endswith("up.weight") for choice in second[name])
     assert all(is_split(choice.output[0]) for name in weights for choice in third[name])
 
 
