@@ -17,11 +17,11 @@ from ..codegen.pricing.plan_price import plan_price
 from ..formulation.parallelism import Parallelism
 from ..formulation.search_space import SearchSpace
 from ..model.capture.capture import capture
+from ..model.capture.load import load_module
 from ..model.capture.objective import TrainedModule
 from ..model.errors import PartitaError
 from ..model.machine.machine import Machine, stage_machine
 from ..model.training import Training
-from ..model.zoo import build
 from ..solvers.budget import Budget
 from .cases import Row, Tell, measured
 
@@ -118,7 +118,7 @@ def measure(case: Case, verified: bool = True) -> Row:
 
 def planned(case: Case) -> Plan:
     """The planner's plan of a case. PartitaError: there is none."""
-    module, inputs = build(case.model, small=True)
+    module, inputs = load_module(case.model, small=True, device="cpu")
     graph = capture(module, inputs, batch=BATCH, dropout="counters")
     machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 8 // case.way.devices))
     training, budget = Training(BATCH, dtype=case.way.dtype), Budget(workers=1, time_limit=60)
