@@ -136,6 +136,7 @@ class _Counting:
             at = max(self.cuts, key=lambda cut: self._says(cut, fewest))
             if self._raise(at, fewest):
                 continue
+            self._offer(at, fewest)  # these entries may never have been met together
             price, upper = self._dearest(fewest)
             if upper - fewest.bound <= self.close:
                 break
