@@ -188,8 +188,8 @@ class Circuit:
         )
         return sum(values) + sum(repeated)
 
-    def tables(self, time: int, price: Sequence[float]) -> list[Floats]:
-        """The priced tables of the leaves; equal factors share one."""
+    def tables(self, time: int, price: Sequence[float], slots: Iterable[int] | None = None) -> list[Floats]:
+        """The priced tables of the leaves, or of those in some slots; equal factors share one."""
         found: dict[Hashable, Floats] = {}
 
         def priced(f: Factor) -> Floats:
@@ -198,7 +198,7 @@ class Circuit:
                 found[key] = f.priced(time, price, self.weights)
             return found[key]
 
-        return [priced(f) for f in self.leaves]
+        return [priced(f) for f in (self.leaves if slots is None else [self.leaves[slot] for slot in slots])]
 
     def forward(self, tables: Iterable[Floats], until: float = inf) -> Tables:
         """The table of every slot; the root's only entry is the optimum, +inf if infeasible.
@@ -207,12 +207,22 @@ class Circuit:
         """
         return forward(tables, self.buckets, until, {id(f.time) for f in self.leaves})
 
-    def in_modes(self, top: int, switch: int | None, tables: Sequence[Floats], until: float = inf) -> Floats:
-        """[modes, ...]: the table of a chain's copy, in slot `top`, in each mode of a switch (None: in one).
+    def in_modes(
+        self,
+        top: int,
+        switch: int | None,
+        tables: Mapping[int, Floats],
+        until: float = inf,
+        modes: Sequence[int] | None = None,
+    ) -> Floats:
+        """[modes, ...]: the table of a chain's copy, in slot `top`, in some modes of a switch, or in each.
 
+        `tables` are those of the copy's leaves, by slot. Without a switch there is one mode.
         What no mode changes is computed once, all else from the entries of each mode alone.
         """
-        modes, count = 1 if switch is None else len(self.kept[self.domain[switch]]), len(self.factors)
+        count = len(self.factors)
+        if modes is None:
+            modes = range(1 if switch is None else len(self.kept[self.domain[switch]]))
         slots, changed = sorted(self.below([top])), set[int]()
         for slot in slots:
             inputs = self.bucket(slot).inputs if slot >= count else ()
@@ -220,12 +230,12 @@ class Circuit:
                 changed.add(slot)
         alike = [slot for slot in slots if slot not in changed]
         met = {child for slot in changed if slot >= count for child, _ in self.bucket(slot).inputs} - changed
-        start = self._forward(alike, dict(enumerate(tables)), {*met, *{top} - changed}, until)
+        start = self._forward(alike, tables, {*met, *{top} - changed}, until)
         if top in start:
-            return np.stack([start[top]] * modes)
+            return np.stack([start[top]] * len(modes))
         axes = {slot: self.leaves[slot].scope.index(switch) for slot in changed if slot < count}
         rest, found = [*start, *sorted(changed)], list[Floats]()
-        for m in range(modes):
+        for m in modes:
             of_mode = {slot: tables[slot].take([m], axis) for slot, axis in axes.items()}
             found.append(self._forward(rest, start | of_mode, {top}, until, single=switch)[top])
         return np.stack(found)

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, fsum, inf
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -68,6 +68,13 @@ class Entry:
     final: bool = False
 
 
+class Start(NamedTuple):
+    """The weights of a copy's windows in a mode that proved most of the last entry, and the point that they are of."""
+
+    point: Floats
+    weights: Weights
+
+
 def raise_copies(
     circuit: Circuit,
     found: WindowPrice,
@@ -88,7 +95,7 @@ def raise_copies(
     scale = _FIRST * max(1.0, abs(found.price.total)) / np.maximum(1.0, capacities)
     box = np.maximum(_FARTHEST * np.array(price), scale)
     cuts, mixed = list(found.cuts), False
-    best, center, starts = -np.inf, np.array(price), dict[tuple[int, int], Floats]()
+    best, center, starts = -np.inf, np.array(price), dict[tuple[int, int], Start]()
     for _ in range(_PRICES):
         rows = circuit.exact_price(price)
         copies = CopyCosts(circuit, rows, found.weights, search, reach, groups=groups, region=region, starts=starts)
@@ -137,22 +144,20 @@ class CopyCosts:
         reach: int,
         groups: Groups,
         region: Region | None,
-        starts: dict[tuple[int, int], Floats],
+        starts: dict[tuple[int, int], Start],
     ) -> None:
         self.search, self.weights, self.price = search, weights, price
         self.circuit, self.reach, self.starts = circuit, reach, starts
         self.interval = interval = None if region is None else region.interval
         self.close = max(_CLOSE if any(price) else 0.0, _OF_GAP * search.limits.gap)
-        relaxed = circuit.weighted(weights)
         self.switches = [mode_of(circuit.network, chain) for chain in circuit.network.chains]
         inside = [circuit.below([one]) for one in circuit.copies]
         self.inside = [[slot for slot in sorted(below) if slot < len(circuit.factors)] for below in inside]
         self.worth = [any(circuit.factors[slot].streams for slot in slots) for slots in self.inside]
         self.extra_prices = [self._extra_prices(c, groups) for c in range(len(circuit.copies))]
-        self.tables = [
-            table - fsum(prices.values()) * (interval.high if interval else 0)
-            for table, prices in zip(self._by_mode(relaxed), self.extra_prices, strict=True)
-        ]
+        self.tables = [self._weighed(c, weights) for c in range(len(circuit.copies))]
+        for (c, mode), start in starts.items():
+            self._reweigh(c, mode, start.weights)
         count = len(price) - len(groups) if interval else len(price)
         self.prices_of_use = price[:count]
         self.priced: dict[int, list[Factor]] = {}
@@ -161,10 +166,27 @@ class CopyCosts:
         rest = [replace(f, extra=None) for slot, f in enumerate(circuit.factors) if slot not in own]
         self.rest = weighted_factors(rest, weights)
 
-    def _by_mode(self, relaxed: Circuit) -> list[Floats]:
-        """The table of a copy of each chain in each mode: [modes, ends...]."""
-        priced, until = relaxed.tables(1, self.price), self.search.until
-        return [relaxed.in_modes(*of, priced, until) for of in zip(relaxed.copies, self.switches, strict=True)]
+    def _weighed(self, c: int, weights: Weights, modes: Sequence[int] | None = None) -> Floats:
+        """The table of a chain's copy at some weights in each mode, or in some: [modes, ends...]."""
+        circuit, until = self.circuit.weighted(weights), self.search.until
+        tables = dict(zip(self.inside[c], circuit.tables(1, self.price, self.inside[c]), strict=True))
+        paid = fsum(self.extra_prices[c].values()) * (self.interval.high if self.interval else 0)
+        return circuit.in_modes(circuit.copies[c], self.switches[c], tables, until, modes) - paid
+
+    def _reweigh(self, c: int, mode: int, weights: Weights) -> None:
+        """Raise all entries of a chain in a mode to what they cost at other weights of its windows."""
+        table = self.tables[c]
+        table[mode] = np.maximum(table[mode], self._weighed(c, {**self.weights, **weights}, [mode])[0])
+
+    def _keep(self, place: Place, start: Start, least: float) -> None:
+        """Begin the next entries in the same mode with the weights of one that they prove to be more than `least`.
+
+        If that is more than was known of it, they say more of the others, too.
+        """
+        c, (mode, *_) = place
+        self.starts[c, mode] = start
+        if least > self.tables[c][place[1]]:
+            self._reweigh(c, mode, start.weights)
 
     def _extra_prices(self, c: int, groups: Groups) -> dict[int, float]:
         """The prices of transient use of the switches in a copy; none outside of an interval."""
@@ -259,8 +281,8 @@ class CopyCosts:
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
         kind = c, place[1][0]
         few = _FEW
-        if kind in self.starts and len(self.starts[kind]) == len(point):
-            point, few = self.starts[kind], _FEWER
+        if kind in self.starts and len(self.starts[kind].point) == len(point):
+            point, few = self.starts[kind].point, _FEWER
         best, step, priced = point, _FIRST_STEP, -inf
 
         def left() -> float:
@@ -296,7 +318,7 @@ class CopyCosts:
             if better and known.cost < inf:
                 cuts.circuit = part = self._cheaper(part, relaxed, slots, known.cost + paid)
             point = best + step * (target - best)
-        self.starts[kind] = best
+        self._keep(place, Start(best, cuts.weights(best)), priced - gap)
         if left() > gap:
             known = self._listed(part, (cuts.weights(best), at), known, gap, enough)
         if left() > gap:
@@ -317,8 +339,8 @@ class CopyCosts:
         part = self._within(c, [(mode,), *places], shift[np.ix_(*places)])
         cuts = Cuts(part)
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]])
-        if len(own := self.starts.get((c, mode), np.zeros(0))) == len(point):
-            point = own
+        if (c, mode) in self.starts and len(self.starts[c, mode].point) == len(point):
+            point = self.starts[c, mode].point
         at = cuts.weights(point)
         relaxed = part.weighted(at)
         slots = relaxed.forward(relaxed.tables(1, ()), self.search.until)

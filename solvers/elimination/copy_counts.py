@@ -32,7 +32,7 @@ from ..wide.highs import End, near_best
 from ..wide.integer import HIDDEN
 from ..work import LINEAR_PROGRAM, spend
 from .circuit import Circuit
-from .copy_costs import CopyCosts, Place, put
+from .copy_costs import CopyCosts, Place, Start, put
 from .copy_mixtures import Mixtures
 from .copy_outside import Outside
 from .factors import Factor
@@ -114,7 +114,7 @@ class _Counting:
         self.circuit, self.found, self.groups, self.search, self.reach = circuit, found, groups, search, reach
         self.mixtures = found.mixtures or Mixtures(search.network)
         self.capacities = np.array(circuit.network.capacities, np.float64)
-        self.starts = dict[tuple[int, int], Floats]()
+        self.starts = dict[tuple[int, int], Start]()
         inside = circuit.below(circuit.copies)
         self.outside = Outside(circuit, [f for slot, f in enumerate(circuit.factors) if slot not in inside])
         self.cuts: list[_Cut] = []

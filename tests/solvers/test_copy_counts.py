@@ -53,7 +53,7 @@ def test_tables_of_a_copy_in_each_mode_are_those_without_the_others(make_network
         circuit = compile_network(switched(make_network(other), other, False))
         for chain, top in zip(circuit.network.chains, circuit.copies, strict=True):
             switch = mode_of(circuit.network, chain)
-            found = circuit.in_modes(top, switch, circuit.tables(1, ()))
+            found = circuit.in_modes(top, switch, dict(enumerate(circuit.tables(1, ()))))
             for m, table in enumerate(found):
                 only = [f.time.copy() for f in circuit.leaves]
                 for f, time in zip(circuit.leaves, only, strict=True):
@@ -182,6 +182,27 @@ def test_entries_raised_together_cost_at_least_that(make_network, modes: bool) -
                     was, now = before[tuple(ends)], together.tables[c][(mode, *ends)]
                     assert was <= now <= max(was, exact.known[c, (mode, *ends)].cost)  # which is rounded down
                     rose += now > was
+    assert rose
+
+
+@pytest.mark.parametrize("modes", [False, True])
+def test_weights_of_some_entries_bound_all_others(make_network, modes: bool) -> None:
+    rose = 0
+    for seed in range(16):
+        network = windowed(switched(make_network(seed), seed, False), seed) if modes else encoder_and_decoder(seed)
+        circuit = transient_memory._without_extra(compile_network(network))
+        weights, price = Cuts(circuit).weights(Cuts(circuit).first()), (0.1,) * len(network.capacities)
+        args = circuit, price, weights, Search(network, Limits(), "copies"), circuit.max_cost
+        exact = CopyCosts(*args, groups=(), region=None, starts={})
+        before = [table.copy() for table in exact.tables]
+        for c, table in enumerate(before):
+            for entry in np.argwhere(table < inf).tolist():
+                exact.raise_entry((c, tuple(entry)), 0.0)
+        again = CopyCosts(*args, groups=(), region=None, starts=exact.starts)
+        for (c, entry), known in exact.known.items():
+            was, now = before[c][entry], again.tables[c][entry]
+            assert was <= now <= known.cost + len(circuit.factors)  # prices are rounded down there
+            rose += now > was
     assert rose
 
 
