@@ -18,7 +18,7 @@ these, copies are also solved in each of their modes, at two prices.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, fsum, inf
 from typing import NamedTuple, TypeAlias
@@ -42,7 +42,7 @@ from .transient_relaxation import Groups, Region, relaxed_use
 from .window_relaxation import Cuts, WindowPrice, weighted_factors
 
 _ROUNDS = 12  # of weights, for one entry
-_FEW, _FEWER = 3, 1  # rounds before lists are tried; from the weights of another entry in the same mode
+_FEW, _FEWER = 5, 1  # rounds before lists are tried; from the weights of another entry in the same mode
 _FIRST_STEP = 0.25  # of the way from the first weights to those that cuts recommend
 _CLOSE, _OF_GAP = 1e-4, 0.25  # the gap left open: share of the cost where memory has a price, or of the search's gap
 _LITTLE = 0.1  # of that gap: what cuts promise at most where weights are left
@@ -276,7 +276,7 @@ class CopyCosts:
         if any(least_use_of(part, r, self.search.until) > most for r, most in enumerate(limits)):
             self._know(place, Entry(inf))
             return
-        cuts, known, at = Cuts(part), self.known.get(place, Entry(-inf)), np.zeros(0)
+        cuts, known, at = Cuts(part), self._known_of(place, part), np.zeros(0)
         starts = list(self.extra_prices[c].values())
         cuts.box = np.array([max(_FARTHEST * p, _FIRST * self._scale(place) / max(1, limits[0])) for p in starts])
         point = cuts.normal([x for w in cuts.counts for x in self.weights[w]] + starts)
@@ -326,14 +326,16 @@ class CopyCosts:
             known = replace(self._solved_whole(part, (cuts.weights(best), at), known, gap), final=True)
         self._know(place, replace(known, bound=min(known.bound, known.cost)))
 
-    def raise_together(self, c: int, mode: int, extra: Floats, rise: float, gap: float) -> None:
+    def raise_together(self, c: int, mode: int, extra: Floats, rise: float, gap: float) -> tuple[int, ...]:
         """Raise entries of a chain in one mode to their values less `extra` plus `rise`, or, within `gap`, to the most
         that is proved of all of them at once; `extra`: [ends...], infinite for entries that are left as they are.
+
+        Returns the options of a good solution of one of them, of the copy's variables, then around it, if one is found.
         """
         table = self.tables[c][mode]
         near = np.nonzero((extra < rise) & (table < inf))
         if not len(near[0]) or self.search.done:
-            return
+            return ()
         low, shift = np.floor(table[near] - extra[near]), np.full(table.shape, inf)
         shift[near] = -low
         places = [tuple(np.unique(own).tolist()) for own in near]
@@ -345,11 +347,24 @@ class CopyCosts:
         at = cuts.weights(point)
         relaxed = part.weighted(at)
         slots = relaxed.forward(relaxed.tables(1, ()), self.search.until)
-        bound = float(slots[-1])
-        if bound < rise - gap:
+        found = Found(float(slots[-1]))
+        if found.bound < rise - gap:
             small = self._cheaper(part, relaxed, slots, rise)
-            bound = list_copy(small, (at, np.zeros(0)), Found(bound), gap, rise, self.search.until).bound
-        table[near] = np.maximum(table[near], low + min(bound, rise))
+            found = list_copy(small, (at, np.zeros(0)), found, gap, rise, self.search.until)
+        table[near] = np.maximum(table[near], low + min(found.bound, rise))
+        return found.options
+
+    def know_options(self, known: Mapping[Place, Entry]) -> None:
+        """Take the options that were found of entries at another price."""
+        self.known |= {place: Entry(-inf, options=of.options) for place, of in known.items() if of.options}
+
+    def _known_of(self, place: Place, part: Circuit) -> Entry:
+        """What is known of an entry, whose circuit is `part`; options from another price are improved at this one."""
+        known = self.known.get(place, Entry(-inf))
+        if known.cost < inf or not known.options:
+            return known
+        cost, options = descended(part, known.options)
+        return replace(known, cost=cost, options=options)
 
     def _listed(self, part: Circuit, at: tuple[Weights, Floats], known: Entry, gap: float, enough: float) -> Entry:
         """An entry with the bound and the solution of lists, if these are short."""

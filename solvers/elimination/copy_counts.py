@@ -11,9 +11,11 @@ Unlike prices alone, it knows that layers are whole. It has no columns for entri
 more than `reach`, as a price says; `reach` is lower where these are too many, and the bound, too.
 
 The entries that its solution meets are raised (`copy_costs.py`) at the price that says most of them, no farther than
-the search asks for: what is dearer needs no exact cost. Once copies in other modes lead to no better solutions, entries
-that cost nearly as little are raised with them. When all that are met are exact, the labels found (`copy_mixtures.py`)
-tell at which price these numbers of entries would cost most, and that one is added.
+the search asks for: what is dearer needs no exact cost. The first ones say that another price is dearer, as weights
+were of all copies alike: that one takes the first one's place (`copy_prices.py`). Once copies in other modes lead to no
+better solutions, entries that cost nearly as little are raised with those that are met. When all that are met are
+exact, the labels found (`copy_mixtures.py`) tell at which price these numbers of entries would cost most, and that one
+is added.
 """
 
 from collections import Counter
@@ -30,14 +32,14 @@ from ..decomposition.counted_linear import linear, unit_of
 from ..protocol import Search
 from ..wide.highs import End, near_best
 from ..wide.integer import HIDDEN
-from ..work import LINEAR_PROGRAM, spend
+from ..work import spend
 from .circuit import Circuit
 from .copy_costs import CopyCosts, Place, Start, put
 from .copy_mixtures import Mixtures
 from .copy_outside import Outside
+from .copy_prices import Found, Kind
 from .factors import Factor
 from .kernels import Bools, Floats
-from .memory_price import LP_SECONDS
 from .order import TooWideError
 from .transient_relaxation import Groups
 from .window_relaxation import WindowPrice
@@ -50,7 +52,8 @@ _SPARE = 1.5  # times a copy's share of what the price's bound lacks: by so much
 _OF_MODES = 20.0  # times the gap of entries that are met: that of the same copies in other modes
 _COLUMN = 1e-4  # seconds for each, and price
 _PRICES = 12
-_STEP = 1.6  # farthest from all prices before, as a ratio
+_OF_LACK = 0.1  # of a copy's share: at first entries are raised to within so much
+_MOVED = 5.0  # times what is left open: what another price must say more, to be taken in place of the first one
 _OF_GAP = 0.1  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
 _TIMES, _MORE = 2.0, 20.0  # times the work for pricing, plus seconds
 
@@ -135,9 +138,11 @@ class _Counting:
                 break
             at = max(self.cuts, key=lambda cut: self._says(cut, fewest))
             if self._raise(at, fewest):
+                self._move(fewest)
                 continue
             self._offer(at, fewest)  # these entries may never have been met together
-            price, upper = self._dearest(fewest)
+            found = self._found(fewest, any_mode=False)
+            price, upper = found.dearest([cut.copies.price for cut in self.cuts], max(1.0, abs(fewest.bound)))
             if upper - fewest.bound <= self.close:
                 break
             known = next((cut for cut in self.cuts if np.allclose(cut.copies.price, price, rtol=1e-3, atol=0)), None)
@@ -146,6 +151,19 @@ class _Counting:
             if known is None or not self._raise(known, fewest):
                 break
         return True
+
+    def _move(self, fewest: _Fewest) -> None:
+        """Go half of the way from the only price so far to that at which the copies found would cost most, if that says
+        much more of them; in any mode, as long as other modes lead to better solutions.
+        """
+        if len(self.cuts) > 1 or not self.all_modes or self.search.done:
+            return
+        (before,) = self.cuts
+        found, now = self._found(fewest, any_mode=True), np.array(before.copies.price)
+        price, upper = found.dearest([before.copies.price], max(1.0, abs(fewest.bound)))
+        if upper - found.at(now) > _MOVED * self.close:
+            self.cuts.clear()
+            self._add((now + price) / 2).copies.know_options(before.copies.known)
 
     def _add(self, price: Floats) -> _Cut:
         """The cut of another price."""
@@ -170,18 +188,21 @@ class _Counting:
         False if all of them are exact.
         """
         copies, before = cut.copies, self.search.objective
-        gap = self.close / sum(map(len, fewest.walks))
         met = {(c, entry): n for c, own in enumerate(fewest.met) for entry, n in own.items()}
-        left = {place: n for place, n in met.items() if not copies.is_exact(place, gap)}
-        if not left:
-            return False
         wanted = float(self.search.ceiling - self.circuit.network.constant)
-        rise = max(gap, _SPARE * (wanted - self._says(cut, fewest)) / sum(left.values())) + gap
+        many, lacks = sum(met.values()), wanted - self._says(cut, fewest)
+        fine = self.close / many
+        for gap in (max(fine, _OF_LACK * lacks / many), fine):
+            if left := {place: n for place, n in met.items() if not copies.is_exact(place, gap)}:
+                break
+        else:
+            return False
+        rise = max(gap, _SPARE * lacks / sum(left.values())) + gap
         if len(self.cuts) == 1 and copies.known and not self.all_modes and self._raise_near(cut, left, rise, gap):
             return True
         most = [own.most_common(1)[0][0] for own in fewest.met] if self.all_modes else []
         more = [(c, (m, *ends)) for c, (_, *ends) in enumerate(most) for m in range(len(copies.tables[c]))]
-        for place, close in (dict.fromkeys(more, _OF_MODES * gap) | dict.fromkeys(left, gap)).items():
+        for place, close in (dict.fromkeys(more, max(gap, _OF_MODES * fine)) | dict.fromkeys(left, gap)).items():
             value = float(copies.tables[place[0]][place[1]])
             if (place in left or place not in copies.known) and value < inf and not self.search.done:
                 copies.raise_entry(place, close, value + rise)
@@ -204,8 +225,10 @@ class _Counting:
             for of, (m, *ends) in copies.known:
                 if (of, m) == (c, mode) and copies.is_exact((c, (m, *ends)), gap):
                     extra[tuple(ends)] = inf
-            copies.raise_together(c, mode, extra, rise, gap)
+            if options := copies.raise_together(c, mode, extra, rise, gap):
+                self.mixtures.add_copy(c, options)
         cut.least = None
+        self.mixtures.offer_best(self.search)
         return any(copies.tables[c][entry] > was + gap for (c, entry), was in zip(met, before, strict=True))
 
     def _offer(self, cut: _Cut, fewest: _Fewest) -> None:
@@ -229,41 +252,10 @@ class _Counting:
                 self.mixtures.add(other)
         self.mixtures.offer_best(self.search)
 
-    def _dearest(self, fewest: _Fewest) -> tuple[Floats, float]:
-        """The price at which numbers of entries cost most as far as solutions are known, and that cost."""
-        from scipy.optimize import linprog
-
-        prices = np.array([cut.copies.price for cut in self.cuts])
-        lines = self._lines(fewest)
-        if not all(lines):
-            return prices[0], -inf
-        spend(LINEAR_PROGRAM)
-        scale = max(1.0, abs(fewest.bound))
-        high = np.maximum(prices.max(axis=0) * _STEP, 0.1 * scale / np.maximum(1.0, self.capacities))
-        many = [n for own in fewest.met for n in own.values()] + [1]
-        rows, right = [], []
-        for k, own in enumerate(lines):
-            for time, use in own:
-                rows.append([*(np.arange(len(many)) == k), *(-use * high / scale)])
-                right.append(time / scale)
-        slope = np.array([*(-n for n in many), *(self.capacities * high / scale)])
-        answer = linprog(
-            slope,
-            A_ub=np.array(rows),
-            b_ub=right,
-            bounds=[(None, None)] * len(many) + [(x, 1.0) for x in prices.min(axis=0) / _STEP / high],
-            method="highs",
-            options={"time_limit": LP_SECONDS},
-        )
-        if answer.x is None:
-            return prices[0], -inf
-        price: Floats = np.maximum(answer.x[len(many) :], 0.0) * high
-        return price, -float(np.dot(answer.x, slope)) * scale
-
-    def _lines(self, fewest: _Fewest) -> list[list[tuple[float, Floats]]]:
-        """Cost and use of what was found of every entry met, and of what is outside."""
-        circuit, network = self.circuit, self.search.network
-        found: list[list[tuple[float, Floats]]] = []
+    def _found(self, fewest: _Fewest, any_mode: bool) -> Found:
+        """What was found of every entry met, or of those in any mode at the same ends, and of what is outside."""
+        circuit, network, first = self.circuit, self.search.network, int(any_mode)
+        kinds = list[Kind]()
 
         def line(time: int, use: Sequence[int], extra: int, inside: Sequence[int]) -> tuple[float, Floats]:
             if not self.groups:
@@ -271,17 +263,16 @@ class _Counting:
             means = [use[0] + (extra / len(group) if not group.isdisjoint(inside) else 0.0) for group in self.groups]
             return float(time), np.array([*means, *use[1:]], np.float64)
 
-        for c, own in enumerate(fewest.met):
+        for c, walk in enumerate(fewest.walks):
             chain, switch = network.chains[c], self.cuts[0].copies.switches[c]
-            labels = self.mixtures.of_copies[c].values()
             around, copy = chain.around(0), chain.copies[0]
-            of: dict[tuple[int, ...], list[tuple[float, Floats]]] = {entry: [] for entry in own}
-            for x in labels:
+            of = {entry: Kind(n, []) for entry, n in Counter(entry[first:] for entry in walk).items()}
+            for x in self.mixtures.of_copies[c].values():
                 mode = circuit.places((switch,), (x.options[copy.index(switch)],)) if switch is not None else (0,)
-                entry = *mode, *circuit.places(around, x.around)
+                entry = (*mode, *circuit.places(around, x.around))[first:]
                 if entry in of:
-                    of[entry].append(line(x.time, x.use, x.extra, copy))
-            found += of.values()
+                    of[entry].labels.append(line(x.time, x.use, x.extra, copy))
+            kinds += of.values()
         variables = self.mixtures.outside.variables
         at, met = [variables.index(v) for v in fewest.outside], tuple(fewest.outside.values())
         of_outside = [
@@ -289,7 +280,7 @@ class _Counting:
             for x in self.mixtures.of_outside.values()
             if circuit.places(fewest.outside, [x.options[k] for k in at]) == met
         ]
-        return [*found, of_outside]
+        return Found([*kinds, Kind(1, of_outside)], self.capacities)
 
     def _least(self) -> list[Floats]:
         """What any solution costs at least through every entry of the tables outside, then of the chains'."""

@@ -76,9 +76,20 @@ class Mixtures:
             return
         for labels, parts in zip((self.of_outside, *self.of_copies), ([self.outside], *self.copies), strict=True):
             for part in parts:  # copies agree position by position, so that the first one's label is all others'
-                key = tuple([assignment[v] for v in part.around]), tuple([assignment[v] for v in part.variables])
-                if key not in labels and (label := self._label(part, assignment, *key)).time < INFINITE:
-                    labels[key], self.new = label, True
+                self._add(labels, part, assignment)
+
+    def add_copy(self, c: int, options: Sequence[int]) -> None:
+        """Add the label of one copy of a chain, by the options of its variables, then of those around it."""
+        if self.network.capacities:
+            part, assignment = self.copies[c][0], [0] * len(self.network.variables)
+            for v, option in zip((*part.variables, *part.around), options, strict=True):
+                assignment[v] = option
+            self._add(self.of_copies[c], part, assignment)
+
+    def _add(self, labels: _Labels, part: _Part, assignment: Sequence[int]) -> None:
+        key = tuple([assignment[v] for v in part.around]), tuple([assignment[v] for v in part.variables])
+        if key not in labels and (label := self._label(part, assignment, *key)).time < INFINITE:
+            labels[key], self.new = label, True
 
     def offer_best(self, search: Search) -> None:
         """Offer the best mixture, if there are labels that were not yet mixed."""
