@@ -37,7 +37,7 @@ from .circuit import Circuit
 from .copy_costs import CopyCosts, Place, Start, put
 from .copy_mixtures import Mixtures
 from .copy_outside import Outside
-from .copy_prices import Found, Kind
+from .copy_prices import FoundCopies, Kind
 from .factors import Factor
 from .kernels import Bools, Floats
 from .order import TooWideError
@@ -252,7 +252,7 @@ class _Counting:
                 self.mixtures.add(other)
         self.mixtures.offer_best(self.search)
 
-    def _found(self, fewest: _Fewest, any_mode: bool) -> Found:
+    def _found(self, fewest: _Fewest, any_mode: bool) -> FoundCopies:
         """What was found of every entry met, or of those in any mode at the same ends, and of what is outside."""
         circuit, network, first = self.circuit, self.search.network, int(any_mode)
         kinds = list[Kind]()
@@ -280,7 +280,7 @@ class _Counting:
             for x in self.mixtures.of_outside.values()
             if circuit.places(fewest.outside, [x.options[k] for k in at]) == met
         ]
-        return Found([*kinds, Kind(1, of_outside)], self.capacities)
+        return FoundCopies([*kinds, Kind(1, of_outside)], self.capacities)
 
     def _least(self) -> list[Floats]:
         """What any solution costs at least through every entry of the tables outside, then of the chains'."""

@@ -30,7 +30,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class FoundCopies:
     """What was found of some kinds of copies, under capacities."""
 
     kinds: Sequence[Kind]

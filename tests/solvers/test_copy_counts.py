@@ -13,7 +13,9 @@ from partita.formulation.network.network import INFINITE, Chain, Edge, Network, 
 from partita.solvers.elimination import copy_counts, copy_outside, transient_memory
 from partita.solvers.elimination.copy_costs import CopyCosts, mode_of
 from partita.solvers.elimination.copy_counts import raise_counts
+from partita.solvers.elimination.copy_mixtures import Mixtures
 from partita.solvers.elimination.copy_outside import Outside
+from partita.solvers.elimination.copy_prices import FoundCopies, Kind
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_relaxation import groups_of, relax_transient
 from partita.solvers.elimination.window_relaxation import Cuts, price_windows
@@ -204,6 +206,40 @@ def test_weights_of_some_entries_bound_all_others(make_network, modes: bool) -> 
             assert was <= now <= known.cost + len(circuit.factors)  # prices are rounded down there
             rose += now > was
     assert rose
+
+
+def test_options_found_of_entries_raised_together_are_a_copy_that_costs_no_less(make_network) -> None:
+    found = 0
+    for seed in range(12):
+        network = windowed(switched(make_network(seed), seed, False), seed)
+        circuit = transient_memory._without_extra(compile_network(network))
+        weights, price = Cuts(circuit).weights(Cuts(circuit).first()), (0.5,) * len(network.capacities)
+        copies = CopyCosts(circuit, price, weights, Search(network, Limits(), "copies"), circuit.max_cost, (), None, {})
+        for c, table in enumerate(copies.tables):
+            for mode, least in enumerate(table):
+                options = copies.raise_together(c, mode, least - least.min(), 12.0, 0.0)
+                if not options:
+                    continue
+                mixtures = Mixtures(network)
+                mixtures.add_copy(c, options)
+                (label,) = mixtures.of_copies[c].values()
+                ends = circuit.places(network.chains[c].around(0), label.around)
+                found += 1
+                assert least[tuple(ends)] <= label.time + sum(p * u for p, u in zip(price, label.use, strict=True))
+    assert found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_price_near_the_dearest_one_says_more_of_what_was_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = [[(float(rng.integers(50)), rng.integers(0, 30, 2) * 1.0) for _ in range(4)] for _ in range(3)]
+    found = FoundCopies([Kind(2 + k, own) for k, own in enumerate(labels)], np.array([120.0, 90.0]))
+    before = rng.uniform(0.5, 2, 2)
+    price, upper = found.dearest([before.tolist()], 100.0)
+    assert upper == pytest.approx(found.at(price))
+    for share in product(np.linspace(1 / 1.6, 1.6, 9), repeat=2):
+        assert found.at(before * share) <= upper + 1e-6
+    assert FoundCopies([Kind(1, [])], np.zeros(2)).dearest([before.tolist()], 1.0)[1] == -inf
 
 
 def test_counts_know_that_layers_are_whole() -> None:
