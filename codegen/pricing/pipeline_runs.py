@@ -105,8 +105,8 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    A device ends with the updates of its stages. Where messages pass between slots, a slot is no shorter than its
-    message: so none waits for the link.
+    A device ends with the updates of its stages. Where messages pass between slots, one of several micro-batches is
+    no shorter than its message: so none waits for the link.
     """
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)
@@ -151,9 +151,10 @@ def _chain(plan: Plan, stages: tuple[StagePrice, ...]) -> list[Stage]:
         forward = -(-(phase_ns(cost, "forward") - first) // count)
         backward = -(-phase_ns(cost, "backward") // count)  # what hides in the last one is no multiple
         weights = weights_ns(part, cost) // count if split and number > 0 else 0
+        own = (ahead, back) if count > 1 else (0, 0)  # a link sends one message after the other
         chain.append(
             Stage(
-                max(1, forward, ahead), max(1, backward - weights, back), max(1, weights) if split else 0,
+                max(1, forward, own[0]), max(1, backward - weights, own[1]), max(1, weights) if split else 0,
                 forward_message_ns=ahead, backward_message_ns=back,
             )
         )  # fmt: skip

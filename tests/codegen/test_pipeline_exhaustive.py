@@ -334,7 +334,6 @@ def least_of_slots(q: PlanningProblem, configuration: Configuration) -> int:
 
 def steps(f: Ints, b: Ints, update: Ints, _: Ints, ff: Ints, bb: Ints, later: Ints, message: Ints) -> Ints:
     """The steps of two stages and one micro-batch."""
-    f, bb = np.maximum(f, message), np.maximum(bb, message)
     there = f + message + ff + bb
     return np.maximum(there + message + b + update, there + later)
 
@@ -345,11 +344,13 @@ def undominated(times: Ints) -> Ints:
     return np.array([row for row in rows if not ((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any()])
 
 
-def test_the_bound_of_one_micro_batch_is_the_best_step() -> None:
-    """Two unequal stages of two devices, where no update ends later than the first stage's."""
+@pytest.mark.parametrize("speed", [2, 1000])
+def test_the_bound_of_one_micro_batch_is_the_best_step(speed: float) -> None:
+    """Two unequal stages of two devices, where no update ends later than the first stage's; messages longer than slots,
+    and short ones."""
     instance = Instance(2, (4,), (1,), (2,), schedule=GPIPE)
     slow = instance.problem()
-    fast = tuple(replace(level, bandwidth=1000 * level.bandwidth, latency_ns=1.0) for level in slow.machine.levels)
+    fast = tuple(replace(level, bandwidth=speed * level.bandwidth, latency_ns=1.0) for level in slow.machine.levels)
     problem = replace(slow, machine=replace(slow.machine, levels=fast))
     space = replace(instance.space(problem.machine), step_ns=step_ns)
     found = search(problem, solver("auto"), space=space)
