@@ -79,17 +79,27 @@ class Join:
             out = turned(rows, [order.index(a) for a in self.kept])
         return self._with_outer(out)
 
-    def backward(self, outside: Floats, through: Floats) -> list[Floats]:
-        """The best total through each entry of each input, given those outside of and through each entry of out."""
+    def backward(self, outside: Floats, through: Floats, asked: Sequence[int]) -> list[Floats]:
+        """The best total through each entry of the inputs that are asked for.
+
+        Given are those outside of and through each entry of out.
+        """
         spend(CALL + 2 * ENTRY * prod(self.dims))
-        found = [np.full(table.shape, np.inf) for table, _ in self.parts]
+        found = {k: np.full(self.parts[k][0].shape, np.inf) for k in asked}
         for k in self.outer:
-            _lower(found[k], self.parts[k][1], through, self.kept)
-        outside = self._with_outer(outside)
+            if k in found:
+                _lower(found[k], self.parts[k][1], through, self.kept)
+        inner = [n for n, k in enumerate(self.inner) if k in found]
+        if inner:
+            found |= self._through_inner(self._with_outer(outside), inner)
+        return [found[k] for k in asked]
+
+    def _through_inner(self, outside: Floats, asked: Sequence[int]) -> dict[int, Floats]:
+        """As `backward`, of some inner inputs, by their places among these."""
+        found: dict[int, Floats] = {}
         if self.pair is None:
-            for k, table in zip(self.inner, self._rows().through(outside) if self.inner else (), strict=True):
-                found[k] = table
-            return found
+            tables = self._rows().through(outside, asked)
+            return {self.inner[n]: table for n, table in zip(asked, tables, strict=True)}
         order, laid = (*self.batch, *self.pair), self._laid(self.pair)
         rest = turned(outside, [a - 1 for a in order])
         least = {k: np.full(table.shape, np.inf) for k, (table, _) in laid.items()}
@@ -101,8 +111,8 @@ class Join:
                 target, own = least[k][self._at(axes, index)], axes[sum(a in self.batch for a in axes) :]
                 total, both = (right, (0, self.pair[1])) if self.pair[1] in own else (left, (self.pair[0], 0))
                 _lower(target, own, total, both)
-        for k, (_, axes) in laid.items():
-            found[k] = turned(least[k], [axes.index(a) for a in self.parts[k][1]])
+        for k in (self.inner[n] for n in asked):
+            found[k] = turned(least[k], [laid[k][1].index(a) for a in self.parts[k][1]])
         return found
 
     def _with_outer(self, table: Floats) -> Floats:

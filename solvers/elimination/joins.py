@@ -46,13 +46,16 @@ class Rows:
         rows, places = out.reshape(self.dims[1 : len(self.order)].tolist()), self.order[1:]
         return turned(rows, [places.index(a) for a in range(1, len(self.order))])
 
-    def through(self, outside: Floats) -> list[Floats]:
-        """The least sum through each entry of each table, given what is outside of each entry of the kept axes."""
-        least = np.full(self.flat[0].shape, np.inf), np.full(self.flat[1].shape, np.inf)
+    def through(self, outside: Floats, asked: Sequence[int]) -> list[Floats]:
+        """The least sum through each entry of some tables, given what is outside of each entry of the kept axes."""
+        largest = next(k for k, which in enumerate(self.steps[:, 0].tolist()) if not which)
+        sizes = self.flat[0].size if largest in asked else 0, self.flat[1].size
+        least = np.full(sizes[0], np.inf), np.full(sizes[1], np.inf)
         rest = turned(outside, [a - 1 for a in self.order[1:]]).reshape(-1)
-        _through(self.flat, self.steps, self.dims, rest, least)
+        _through(self.flat, self.steps, self.dims, rest, least, np.array(asked))
         found = []
-        for (which, at), turn, shape in zip(self.steps[:, :2].tolist(), self.turns, self.shapes, strict=True):
+        for k in asked:
+            (which, at), turn, shape = self.steps[k, :2].tolist(), self.turns[k], self.shapes[k]
             table = least[which][at : at + prod(shape)].reshape(shape)
             found.append(turned(table, [turn.index(k) for k in range(len(turn))]))
         return found
@@ -75,9 +78,9 @@ def _least(flat: tuple[Floats, Floats], steps: Ints, dims: Ints, out: Floats) ->
 
 @compiled
 def _through(
-    flat: tuple[Floats, Floats], steps: Ints, dims: Ints, outside: Floats, least: tuple[Floats, Floats]
+    flat: tuple[Floats, Floats], steps: Ints, dims: Ints, outside: Floats, least: tuple[Floats, Floats], asked: Ints
 ) -> None:
-    """least ← the least sums through each entry of `flat`; it holds +inf."""
+    """least ← the least sums through each entry of the tables of `flat` that are asked for; it holds +inf."""
     n, total, last = dims[-1], np.empty(dims[-1]), steps.shape[1] - 1
     at, place = steps[:, 1].copy(), np.zeros_like(dims)
     for r in range(outside.shape[0] // n):
@@ -92,7 +95,7 @@ def _through(
             for y in range(n):
                 total[y] += around[y]
                 lowest = total[y] if total[y] < lowest else lowest
-            for k in range(steps.shape[0]):
+            for k in asked:
                 found, first = least[steps[k, 0]], at[k] + v * steps[k, 2]
                 if steps[k, last]:
                     own = found[first : first + n]

@@ -1,6 +1,7 @@
 """Elimination orders: compile a cost network to a circuit of buckets, and restrict a circuit to a slack."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -148,8 +149,11 @@ def arrange(
     kept: Mapping[int, Ints],
     meeting: bool = False,
     blocks: tuple[frozenset[int], ...] = (),
+    late: frozenset[int] = frozenset(),
 ) -> Circuit:
     """Order the eliminations: variables of blocks, interiors of each chain's first copy, powers, the rest.
+
+    Variables that are `late` come after others of equal work.
 
     If `meeting`, the boundary in the middle of the longest chain comes last, between two powers. What switches outside
     of chains decide is eliminated before the rest if that is less work: else the modes of neighbouring layers meet.
@@ -164,7 +168,7 @@ def arrange(
     for apart in (False, True)[: 1 + several]:
         try:
             buckets, copies, block_slots = _arranged(
-                network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks, apart=apart
+                network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks, apart=apart, late=late
             )
         except TooWideError:
             if found is None and apart == several:
@@ -188,13 +192,14 @@ def _arranged(
     meeting: bool,
     blocks: tuple[frozenset[int], ...],
     apart: bool,
+    late: frozenset[int],
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...], tuple[int, ...]]:
     """The buckets, the slot of one copy of every chain, and that of every block, for factors of these scopes.
 
     `leaves` are the scopes without variables of one option. `apart`: outside of chains, what each switch decides is
     eliminated before the rest.
     """
-    builder = _Builder([], size, len(scopes), dict(switches))
+    builder = _Builder([], size, len(scopes), dict(switches), late)
     copies: list[int] = []
     rest = dict(enumerate(leaves))
     longest = max(map(len, chains), default=0) if meeting else 0
@@ -272,12 +277,14 @@ class _Builder:
     """The buckets so far, numbered after `base` factors, over variables of `size` options.
 
     `switches`: the variables that are eliminated before each switch, so that its M modes widen tables only M times.
+    `late`: variables that are eliminated after others of equal work.
     """
 
     buckets: list[Bucket]
     size: Sequence[int]
     base: int
     switches: Mapping[int, frozenset[int]]
+    late: AbstractSet[int] = frozenset()
 
     def eliminate(self, scopes: dict[int, tuple[int, ...]], variables: set[int]) -> dict[int, tuple[int, ...]]:
         """Add a bucket per variable, that of least work first; returns the remaining slots and their scopes."""
@@ -290,10 +297,10 @@ class _Builder:
                     around[v].update(scope)
         scopes, size = dict(scopes), self.size.__getitem__
 
-        def work(v: int) -> tuple[bool, int, int]:
+        def work(v: int) -> tuple[bool, int, int, bool]:
             waits = v in self.switches and not self.switches[v].isdisjoint(around[v] & near.keys())
             # fewer neighbours first if the work is equal
-            return waits, prod(map(size, around[v])), len(around[v])
+            return waits, prod(map(size, around[v])), len(around[v]), v in self.late
 
         cost = {v: work(v) for v in variables}
         queue = [(cost[v], v) for v in variables]

@@ -58,6 +58,13 @@ class Kinds:
         self._by_id: dict[int, tuple[Floats, tuple[Floats, float, int]]] = {}
         self._memo: dict[Hashable, list[tuple[Floats, float, int]]] = {}
 
+    def itself(self, table: Floats) -> tuple[Floats, float, int]:
+        """As `of`, for a table that nothing is to be compared with: as it is, and nothing subtracted."""
+        if id(table) not in self._by_id:
+            self._arrays.append(table)
+            self._by_id[id(table)] = table, (table, 0.0, len(self._arrays) - 1)
+        return self._by_id[id(table)][1]
+
     def of(self, table: Floats, fixed: bool = False) -> tuple[Floats, float, int]:
         """The table less its least entry, that entry, and the table's number; written in place unless it is `fixed`."""
         if id(table) in self._by_id:
@@ -87,15 +94,19 @@ class Kinds:
 
 
 def forward(
-    tables: Iterable[Floats], buckets: Iterable[Bucket], until: float = inf, fixed: AbstractSet[int] = frozenset()
+    tables: Iterable[Floats],
+    buckets: Iterable[Bucket],
+    until: float = inf,
+    fixed: AbstractSet[int] = frozenset(),
+    known: AbstractSet[int] = frozenset(),
 ) -> Tables:
     """The table of every slot: the factors' `tables`, then the buckets in order. `until`: see `check_clock`.
 
-    The tables are overwritten, but for those whose id is `fixed`.
+    The tables are overwritten, but for those whose id is `fixed`, or `known`: equal ones of these are one.
     """
     kinds, slots, numbers = Kinds(), Tables(), dict[Hashable, int]()
     for table in tables:
-        slots.append(*kinds.of(table, id(table) in fixed))
+        slots.append(*(kinds.itself(table) if id(table) in known else kinds.of(table, id(table) in fixed)))
     for bucket in buckets:
         check_clock(until)
         spend(CALL)
@@ -116,9 +127,15 @@ def check_clock(until: float) -> None:
         raise OutOfTimeError
 
 
-def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Tables:
-    """The best total through every entry of every slot; shared slots take the minimum over their uses."""
+def backward(
+    slots: Tables, buckets: Sequence[Bucket], until: float = inf, wanted: AbstractSet[int] | None = None
+) -> Tables:
+    """The best total through every entry of every slot; shared slots take the minimum over their uses.
+
+    `wanted`: only of these tables, and of the buckets above them (None: all).
+    """
     kinds, first = Kinds(), len(slots) - len(buckets)
+    above = None if wanted is None else _above(wanted, buckets, first)
     through = Tables([np.full(0, inf)] * len(slots), [0.0] * len(slots), [-1] * len(slots))
     root = len(slots) - 1
     through.put(root, *kinds.of(slots[root], fixed=True))
@@ -133,18 +150,31 @@ def backward(slots: Tables, buckets: Sequence[Bucket], until: float = inf) -> Ta
             lambda i=index: [outside_of(through.arrays[i], slots.arrays[i])],  # type: ignore[misc]
         )
         total = through.offsets[index] + offset - least
-        places = bucket.dims, kind, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs)
+        asked = tuple(k for k, (child, _) in enumerate(bucket.inputs) if above is None or child in above)
+        places = bucket.dims, kind, tuple((slots.kinds[child], axes) for child, axes in bucket.inputs), asked
 
-        def marginals(b: Bucket = bucket, o: Floats = outside, i: int = index, low: float = least) -> list[Floats]:
-            return Join(b, slots.arrays).backward(o, o + slots.arrays[i] + low)
+        def marginals(
+            b: Bucket = bucket, o: Floats = outside, i: int = index, low: float = least, which: tuple[int, ...] = asked
+        ) -> list[Floats]:
+            return Join(b, slots.arrays).backward(o, o + slots.arrays[i] + low, which)
 
-        for (child, _), (array, low, number) in zip(bucket.inputs, kinds.once(places, marginals), strict=True):
+        for k, (array, low, number) in zip(asked, kinds.once(places, marginals), strict=True):
+            child = bucket.inputs[k][0]
             if through.kinds[child] < 0:
                 through.put(child, array, total + low, number)
             else:
                 both = np.minimum(through[child], array + (total + low))
                 through.put(child, *kinds.of(both))
     return through
+
+
+def _above(wanted: AbstractSet[int], buckets: Sequence[Bucket], first: int) -> set[int]:
+    """These slots, and the buckets above them, of which the first is that slot."""
+    found = set(wanted)
+    for index, bucket in enumerate(buckets, first):
+        if any(child in found for child, _ in bucket.inputs):
+            found.add(index)
+    return found
 
 
 def outside_of(through: Floats, inside: Floats) -> Floats:

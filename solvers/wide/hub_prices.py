@@ -191,8 +191,9 @@ class HubPrices:
                 made.append(Factor(scope, np.broadcast_to(np.zeros(()), shape), None))
         every = {v: np.arange(n) for v, n in enumerate(size)}
         plain = self.network
-        self.circuit: Circuit = arrange(plain, made, tuple(range(len(size))), every)
         of_term = {t.slot for t in self.terms}
+        late = _changing([f.scope for f in made], of_term, {s.variable for s in plain.switches})
+        self.circuit: Circuit = arrange(plain, made, tuple(range(len(size))), every, late=late)
         base = [np.zeros(leaf.time.shape) if n in of_term else leaf.time for n, leaf in enumerate(self.circuit.leaves)]
         kind_of = {v: self.kind[r] for r in self.first.values() for v in self.members[r]}
         least: dict[int, int] = {}
@@ -210,7 +211,7 @@ class HubPrices:
         met = {child for n in ahead for child, _ in buckets[n - count].inputs}
         known = sorted((met - changing) | of_term)
         number = {slot: n for n, slot in enumerate([*known, *ahead])}
-        start = forward([t.copy() for t in base], buckets)
+        start = forward(base, buckets, known=set(map(id, base)))
         self.part = _Buckets(
             [start[slot] for slot in known],
             [
@@ -248,9 +249,10 @@ class HubPrices:
             n = at.terms[t.slot]
             reduced[n] = t.least(self.prices[t.price])
             tables[n] = reduced[n].copy().reshape(at.base[n].shape)
-        slots = forward(tables, at.buckets, until, {id(table) for table in at.base})
+        slots = forward(tables, at.buckets, until, known={id(table) for table in at.base})
         bound = self.constant + sum(n * float(slots[slot].min()) for slot, n in at.least.items())
-        through, total = backward(slots, at.buckets, until), float(slots[len(slots) - 1].min())
+        wanted = set(at.terms.values()) if at is self.part else None
+        through, total = backward(slots, at.buckets, until, wanted), float(slots[len(slots) - 1].min())
         found = {}
         for t in self.terms:
             n = at.terms[t.slot]
@@ -334,6 +336,28 @@ class _Buckets:
     buckets: Sequence[Bucket]
     terms: Mapping[int, int]
     least: Mapping[int, int]
+
+
+def _changing(scopes: Sequence[tuple[int, ...]], priced: AbstractSet[int], modes: AbstractSet[int]) -> frozenset[int]:
+    """The variables on ways between priced tables, given by their numbers: what comes first of others is known.
+
+    So it is with a weight that nothing but its operator reads.
+    """
+    near: dict[int, set[int]] = defaultdict(set)
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    fixed = {v for n in priced for v in scopes[n]} | modes
+    ahead = [v for v in near if v not in fixed]
+    while ahead:
+        v = ahead.pop()
+        around = near.get(v, set()) - modes - {v}
+        if v in near and v not in fixed and len(around) <= 1:
+            del near[v]
+            for u in around:
+                near[u].discard(v)
+            ahead += around
+    return frozenset(near)
 
 
 def _of_costs(network: Network) -> Network:
