@@ -6,7 +6,12 @@ Each reader of a *hub* may assume another layout h of it, if it pays for that (L
 
 What is left are small components, of which equal ones are solved once: those of equal layers, mostly. The prices
 λ are raised where a reader would choose a layout too cheaply: all readers of a hub take the mean of the least totals
-through each of its layouts, with momentum. What the least total through an option exceeds the bound by is its *excess*:
+through each of its layouts, with momentum. Where a mode z decides on what readers cost, each has prices for each mode:
+the readers under one mode agree in every mode, and with others in the best mode of each layout:
+
+    Σ_s max_z Σ_(e under s) λ_e(z, h) ≤ 0  for every h,  s being switches, or readers under none
+
+What the least total through an option exceeds the bound by is its *excess*:
 options of more excess than a slack are in no assignment that costs less than the bound and the slack.
 """
 
@@ -17,6 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor, inf
 from time import perf_counter
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -37,17 +44,21 @@ _PASSES, _WINDOW = 150, 10  # at most; those in which the bound has to rise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Side:
-    """One kind of a reader's table, and where its prices are: [hub, class] and its transpose.
+class _OfMode:
+    """A reader's table in one mode: [hub, class] and its transpose.
 
     Options of a class, `of` [rest], have equal columns: they need the same layout.
     """
 
-    slot: int
-    price: tuple[int, int]
     of: Ints
     table: Floats
     turned: Floats
+
+    @classmethod
+    def made(cls, table: Floats) -> "_OfMode":
+        """Of a table [rest, hub]."""
+        of, firsts = row_classes(table)
+        return cls(of, np.ascontiguousarray(table[firsts].T), table[firsts])
 
     def least(self, prices: Floats) -> Floats:
         """The least over the hub's layouts at these prices [rest]."""
@@ -60,6 +71,30 @@ class _Side:
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """One kind of a reader's table, in each of its modes (one if no switch decides on it), and where its prices are."""
+
+    slot: int
+    price: tuple[int, int]
+    modes: Sequence[_OfMode]
+
+    def least(self, prices: Floats) -> Floats:
+        """The least over the hub's layouts at these prices [modes, hub]: [modes times rest]."""
+        return np.concatenate([mode.least(own) for mode, own in zip(self.modes, prices, strict=True)])
+
+    def through(self, beyond: Floats, prices: Floats) -> Floats:
+        """For each mode and layout of the hub the least of what it costs and of what is beyond the table."""
+        parts = beyond.reshape(len(self.modes), -1)
+        return np.stack([m.through(own, p) for m, own, p in zip(self.modes, parts, prices, strict=True)])
+
+
+Side: TypeAlias = tuple[int, int]
+"""A kind of reader of a kind of hub."""
+Sides: TypeAlias = tuple[Side, ...]
+"""The readers of a hub under one switch, or one under none."""
+
+
 class HubPrices:
     """The prices, the bound that they prove (ns, with the constant), and the excess of every option."""
 
@@ -69,15 +104,18 @@ class HubPrices:
         price: Sequence[float],
         start: "HubPrices | None" = None,
         tied: AbstractSet[int] = frozenset(),
+        transient: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """`network` has no windows, transient use, or chains; `price`: ns a byte of each capacity.
+        """`network` has no windows or chains; `price`: ns a byte of each capacity.
 
-        `start`: prices on hubs to begin with, of the same network at another price of memory. `tied`: hubs whose
-        readers all take the same layout, as in the network. Costs at the price are rounded down to whole ns, so that
-        sums of them are exact.
+        `start`: prices on hubs to begin with, of the same network at another price of memory, or without modes. `tied`:
+        hubs whose readers all take the same layout, as in the network. `transient`: for the variable of a switch, ns a
+        byte of its transient use; they sum up to the price of capacity 0 at most. Costs at the price are rounded down
+        to whole ns, so that sums of them are exact.
         """
         self.network = network
-        factors = _priced(network_factors(network if any(price) else _of_costs(network)), price)
+        factors = _priced(network_factors(network if any(price) else _of_costs(network)), price, transient)
+        self.modes = {s.variable for s in network.switches}
         self.scopes = [f.scope for f in factors]
         refunded = sum(ceil(p * capacity) for p, capacity in zip(price, network.capacities, strict=True))
         self.constant = network.constant - refunded
@@ -101,8 +139,9 @@ class HubPrices:
         """Begin with the prices of another one, as far as it has the same hubs."""
         for h in self.hubs & start.hubs:
             for i, _ in self.readers[h]:
-                self.prices[self.side_of[i]] = start.prices[start.side_of[i]]
-        for kind in self.sides:
+                own = self.prices[self.side_of[i]]
+                own[:] = start.prices[start.side_of[i]]
+        for kind in self.groups:
             self._settle(kind)
 
     def _classify(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
@@ -142,13 +181,14 @@ class HubPrices:
             kind[root] = number(
                 tuple((tuple(place.get(v, -1) for v in factors[i].scope), id(factors[i].time)) for i in own)
             )
+        groups = {h: self._groups(own) for h, own in self.readers.items()}
         rank = {i: n for own in parts.values() for n, i in enumerate(own)}
         where = {i: root for root, own in parts.items() for i in own}
         hub_kind = dict.fromkeys(self.hubs, 0)
         for _ in range(_ROUNDS):
             hub_kind = {
-                h: number(("hub", tuple(sorted((kind[where[i]], rank[i]) for i, _ in own))))
-                for h, own in self.readers.items()
+                h: number(("hub", tuple(sorted(tuple(sorted((kind[where[i]], rank[i]) for i in g)) for g in own))))
+                for h, own in groups.items()
             }
             before = kind
             kind = {
@@ -163,15 +203,29 @@ class HubPrices:
         for root in parts:
             self.first.setdefault(kind[root], root)
         one = {k: h for h, k in hub_kind.items()}
-        self.sides = {k: Counter(self.side_of[i] for i, _ in self.readers[h]) for k, h in one.items()}
-        self.prices = {side: np.zeros(size[one[k]]) for k, own in self.sides.items() for side in own}
+        self.groups = {
+            k: Counter(tuple(sorted(self.side_of[i] for i in own)) for own in groups[h]) for k, h in one.items()
+        }
+        modes = {
+            self.side_of[i]: size[self.scopes[i][0]] if self.scopes[i][0] in self.modes else 1
+            for h in one.values() for i, _ in self.readers[h]
+        }  # fmt: skip
+        self.prices = {side: np.zeros((count, size[one[side[0]]])) for side, count in modes.items()}
+
+    def _groups(self, readers: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """The factors of a hub, those under one switch together."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for i, _ in readers:
+            mode = self.scopes[i][0]
+            found[mode if mode in self.modes else -1 - i].append(i)
+        return list(found.values())
 
     def _compile(self, factors: Sequence[Factor], size: Sequence[int]) -> None:
         """A circuit of the first component of each kind."""
         made: list[Factor] = []
         self.terms: list[_Side] = []
         self.slots: dict[int, int] = {}
-        kept: dict[tuple[int, int], tuple[Ints, Floats, Floats]] = {}
+        kept: dict[tuple[int, int, bool], Sequence[_OfMode]] = {}
         for root in self.first.values():
             for i in self.parts[root]:
                 f = factors[i]
@@ -180,14 +234,15 @@ class HubPrices:
                     made.append(Factor(f.scope, f.time, None))
                     continue
                 _, axis = self.hub_of[i]
-                if (id(f.time), axis) not in kept:
-                    table = np.moveaxis(f.time, axis, -1)
-                    table = np.ascontiguousarray(table).reshape(-1, table.shape[-1])
-                    of, firsts = row_classes(table)
-                    kept[id(f.time), axis] = of, np.ascontiguousarray(table[firsts].T), table[firsts]
+                decided = f.scope[0] in self.modes
+                key = id(f.time), axis, decided
+                if key not in kept:
+                    table = np.ascontiguousarray(np.moveaxis(f.time, axis, -1))
+                    of_modes = table.reshape(len(table) if decided else 1, -1, table.shape[-1])
+                    kept[key] = [_OfMode.made(own) for own in of_modes]
                 scope = tuple(v for v in f.scope if v not in self.hubs)
                 shape = tuple(size[v] for v in scope)
-                self.terms.append(_Side(len(made), self.side_of[i], *kept[id(f.time), axis]))
+                self.terms.append(_Side(len(made), self.side_of[i], kept[key]))
                 made.append(Factor(scope, np.broadcast_to(np.zeros(()), shape), None))
         every = {v: np.arange(n) for v, n in enumerate(size)}
         plain = self.network
@@ -267,7 +322,7 @@ class HubPrices:
 
         Returns the best bound; its prices stay.
         """
-        speed = {side: np.zeros(len(price)) for side, price in self.prices.items()}
+        speed = {side: np.zeros_like(price) for side, price in self.prices.items()}
         best, kept, bounds = -inf, dict(self.prices), list[float]()
         for _ in range(_PASSES):
             bound, _, excesses = self.evaluate(self.part)
@@ -281,10 +336,8 @@ class HubPrices:
             for t in self.terms:
                 own = excesses[t.slot]
                 found[t.price] = np.minimum(found[t.price], own) if t.price in found else own
-            for kind, sides in self.sides.items():
-                mean = sum(found[side] * n for side, n in sides.items()) / sum(sides.values())
-                for side in sides:
-                    move = np.where(np.isfinite(mean), mean - found[side], 0.0)
+            for kind, groups in self.groups.items():
+                for side, move in _moves(groups, found).items():
                     speed[side] = _MOMENTUM * speed[side] + _STEP * move
                     self.prices[side] = np.round(self.prices[side] + speed[side])
                 self._settle(kind)
@@ -293,9 +346,11 @@ class HubPrices:
 
     def _settle(self, kind: int) -> None:
         """Lower one reader's prices until those of all readers sum to at most 0, without which the bound is none."""
-        sides = self.sides[kind]
-        (side, n), *_ = sides.items()
-        self.prices[side] = self.prices[side] - np.ceil(sum(self.prices[s] * m for s, m in sides.items()) / n)
+        groups = self.groups[kind]
+        side = next(iter(groups))[0]
+        many = sum(n * own.count(side) for own, n in groups.items())
+        most = sum(n * sum(self.prices[s] for s in own).max(axis=0) for own, n in groups.items())
+        self.prices[side] = self.prices[side] - np.ceil(most / many)
 
     def options(self) -> tuple[int, list[Floats]]:
         """The bound, and the excess of every option of every variable."""
@@ -319,7 +374,7 @@ class HubPrices:
                 of_part[part].append(self.slots[self.parts[self.first[self.kind[part]]][self.rank[i]]])
             key = tuple(map(tuple, of_part.values()))
             if key not in known:  # a component has the largest of its excesses, the hub the sum of its components'
-                known[key] = np.sum([np.max([sides[s] for s in slots], axis=0) for slots in key], axis=0)
+                known[key] = np.sum([_of_component([sides[s] for s in slots]) for slots in key], axis=0)
             found[h] = known[key]
         return floor(bound), found
 
@@ -336,6 +391,29 @@ class _Buckets:
     buckets: Sequence[Bucket]
     terms: Mapping[int, int]
     least: Mapping[int, int]
+
+
+def _of_component(excesses: Sequence[Floats]) -> Floats:
+    """The excess of a component in each of a hub's layouts, given that of each table [modes or 1, hub]."""
+    found: Floats = np.maximum.reduce(np.broadcast_arrays(*excesses)).min(axis=0)
+    return found
+
+
+def _moves(groups: Mapping[Sides, int], found: Mapping[Side, Floats]) -> dict[Side, Floats]:
+    """How far the prices of the readers of one hub are from where all take the same, given their excesses."""
+    level = {own: sum(found[s] for s in own) / len(own) for own in groups}
+    best = {own: table.min(axis=0) for own, table in level.items()}
+    mean = sum(n * len(own) * best[own] for own, n in groups.items()) / sum(n * len(own) for own, n in groups.items())
+    moves: dict[Side, Floats] = {}
+    count = Counter[Side]()
+    for own, n in groups.items():
+        for side in own:
+            with np.errstate(invalid="ignore"):
+                inside, across = level[own] - found[side], mean - best[own]
+            move = np.where(np.isfinite(level[own]), inside, 0.0) + np.where(np.isfinite(mean), across, 0.0)
+            moves[side] = moves.get(side, 0.0) + n * move
+            count[side] += n
+    return {side: move / count[side] for side, move in moves.items()}
 
 
 def _changing(scopes: Sequence[tuple[int, ...]], priced: AbstractSet[int], modes: AbstractSet[int]) -> frozenset[int]:
@@ -374,17 +452,20 @@ def _of_costs(network: Network) -> Network:
     )
 
 
-def _priced(factors: Sequence[Factor], price: Sequence[float]) -> list[Factor]:
+def _priced(factors: Sequence[Factor], price: Sequence[float], transient: Mapping[int, float]) -> list[Factor]:
     """The factors with their use at a price, in whole ns; equal ones share tables."""
     if not any(price):
-        return [replace(f, use=None) for f in factors]
-    known: dict[tuple[int, int], Floats] = {}
+        return [replace(f, use=None, extra=None) for f in factors]
+    known: dict[tuple[int, int, int, float], Floats] = {}
     found = []
     for f in factors:
-        key = id(f.time), id(f.use)
+        own = 0.0 if f.extra is None else transient.get(f.scope[0], 0.0)
+        key = id(f.time), id(f.use), id(f.extra) if own else 0, own
         if key not in known:
-            known[key] = f.time if f.use is None else np.floor(f.priced(1, price))
-        found.append(replace(f, time=known[key], use=None))
+            paid = f.time if f.use is None else f.priced(1, price)
+            paid = paid if f.extra is None or not own else paid + own * f.extra
+            known[key] = paid if paid is f.time else np.floor(paid)
+        found.append(replace(f, time=known[key], use=None, extra=None))
     return found
 
 

@@ -7,7 +7,7 @@ network of few options also tells what memory costs: then the prices on hubs are
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
+from math import floor, inf
 from time import perf_counter
 
 from ...formulation.network.joined_pairs import LEAST_COPIES, joined
@@ -15,7 +15,7 @@ from ...formulation.network.loose_hubs import with_options, without_modes
 from ...formulation.network.network import INFINITE, Network
 from ..elimination.kernels import Floats
 from ..elimination.order import is_narrow
-from ..elimination.transient_memory import plainest
+from ..elimination.transient_memory import without_windows
 from ..elimination.transient_relaxation import groups_of
 from ..protocol import INTERRUPTED, Search, Solution, Status
 from .hub_prices import HubPrices, within
@@ -24,6 +24,7 @@ from .solve_reduced import Solve
 _FIRST, _GROWTH = 1 / 1024, 2.0  # slacks, of the bound
 _RISE, _COARSE = 5e-4, 0.05  # of the bound, and of the requested gap: what rises by less in some passes has risen
 _ROUGH = 0.2  # where the cheapest bound suffices, of it
+_REST = 1 / 512  # of the cost to beat: left to options of little excess
 _CLIMB = 0.6  # of the time left, for prices
 _ROUNDS = 4  # of prices of memory
 _WORDS = "too wide for elimination, but for few options"
@@ -34,12 +35,14 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     limits, network = search.limits, search.network
     if len(network.pairs) <= LEAST_COPIES:
         return None
-    price, known, tied = _of_memory(network, limits.prices), None, frozenset[int]()
-    plain = _plain(network, price)
+    (price, transient), tied = _of_memory(network, limits.prices), frozenset[int]()
+    rise = _ROUGH if limits.rough else max(_RISE, _COARSE * limits.gap)
+    known = _climbed_without_modes(search, price, rise) if any(price) else None
+    plain, rest = _plain(network, price), _REST
     for _ in range(_ROUNDS):
-        prices = HubPrices(plain, price, known, tied)
-        rise = _ROUGH if limits.rough else max(_RISE, _COARSE * limits.gap)
-        prices.climb(rise, perf_counter() + _CLIMB * search.left, search.ceiling)
+        prices = HubPrices(plain, price, known, tied, transient)
+        wanted = search.ceiling - rest * abs(search.ceiling) if search.ceiling < INFINITE else inf
+        prices.climb(rise, perf_counter() + _CLIMB * search.left, wanted)
         bound, excess = prices.options()
         search.raise_bound(min(bound, search.ceiling))
         if search.done or limits.rough:
@@ -47,23 +50,34 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         found = _of_few_options(search, solve, bound, excess)
         if found is None:
             return None
-        closer, before, price = tied or prices.close(), price, _of_memory(network, found.prices)
-        same = price == before and closer == tied
+        closer, before = tied or prices.close(), price
+        price, transient = _of_memory(network, found.prices)
+        same = price == before and closer == tied and not rest
         if search.done or found.words == INTERRUPTED or (limits.quick and search.objective is not None) or same:
             break
-        known, tied = prices, closer
-        if network.switches and any(price) and not any(before):  # now with modes, and so with other readers
-            plain, known, tied = _plain(network, price), None, frozenset()
+        known, tied, rest = prices, closer, 0.0
+        if network.switches and any(price) and not any(before):  # now with modes, and so with other components
+            plain, tied, rest = _plain(network, price), frozenset(), _REST
     return search.finish(_WORDS)
 
 
 def _plain(network: Network, price: Sequence[float]) -> Network:
-    """A network without windows, transient use and pairs that bounds this one at the price of memory.
+    """A network without windows and pairs that bounds this one at the price of memory.
 
     Where memory costs nothing and recomputation something, without modes: they make one component of every layer.
     """
-    plain = replace(plainest(network), chains=(), pairs=(), line=())
+    plain = replace(without_windows(network), chains=(), pairs=(), line=())
     return plain if any(price) else without_modes(plain) or plain
+
+
+def _climbed_without_modes(search: Search, price: Sequence[float], rise: float) -> HubPrices | None:
+    """Prices on hubs to begin with: those of the first modes, which bound nothing, but take a fraction of the time."""
+    plain = without_modes(_plain(search.network, price)) if search.network.switches else None
+    if plain is None:
+        return None
+    prices = HubPrices(plain, price)
+    prices.climb(rise, perf_counter() + _CLIMB * search.left)
+    return prices
 
 
 def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[Floats]) -> Solution | None:
@@ -104,11 +118,15 @@ def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[F
     return found
 
 
-def _of_memory(network: Network, prices: Sequence[float]) -> tuple[float, ...]:
-    """The price of each capacity, of which the first may have several, one for a group of switches; 0 if unknown."""
-    count = len(network.capacities)
-    rows = max(1, len(groups_of(network))) + count - 1
+def _of_memory(network: Network, prices: Sequence[float]) -> tuple[tuple[float, ...], dict[int, float]]:
+    """The price of each capacity, and of transient use of each switch, by its variable; 0 if unknown.
+
+    The first capacity has a price for each group of switches, whose mean transient use counts.
+    """
+    count, groups = len(network.capacities), groups_of(network)
+    rows = max(1, len(groups)) + count - 1
     if len(prices) < rows or not count:
-        return (0.0,) * count
+        return (0.0,) * count, {}
     own = prices[len(prices) - rows :]
-    return sum(own[: rows - count + 1]), *own[rows - count + 1 :]
+    transient = {z: p / len(group) for p, group in zip(own, groups, strict=False) for z in group}
+    return (sum(own[: rows - count + 1]), *own[rows - count + 1 :]), transient
