@@ -14,7 +14,7 @@ from partita.formulation.network.checks import check_network
 from partita.formulation.network.loose_hubs import without_modes
 from partita.formulation.network.network import INFINITE, Network, SwitchTables, Table
 from partita.solvers.elimination.order import compile_network
-from partita.solvers.elimination.transient_memory import plainest
+from partita.solvers.elimination.transient_memory import plainest, without_windows
 from partita.solvers.protocol import NO_LIMITS, Limits, solver
 from partita.solvers.wide.hub_prices import HubPrices
 
@@ -23,8 +23,12 @@ from .layer_pairs import assert_agrees, layered
 _SIZES = {"a": 2, "b": 3, "u": 2, "v": 3}
 
 
-def layers(rng: random.Random, count: int) -> Network:
-    """Equal layers of two operators that read both hubs of the layer before, none of which is of little consequence."""
+def layers(rng: random.Random, count: int, decided: int = 2) -> Network:
+    """Equal layers of two operators that read both hubs of the layer before, none of which is of little consequence.
+
+    In half of them a switch decides on so many edges; on more than two, also on those that read hubs, with transient
+    use.
+    """
 
     def table(*shape: int, most: int = 99) -> Table:
         return np.array([rng.randint(0, most) for _ in range(int(np.prod(shape)))], dtype=np.int64).reshape(shape)
@@ -40,7 +44,17 @@ def layers(rng: random.Random, count: int) -> Network:
         key: (np.stack([costs[key], table(*costs[key].shape)]), np.stack([uses[key]] * 2), None)
         for key in ends[: 2 * (rng.random() < 0.5)]
     }
-    streams = {key: table(2, *costs[key].shape) for key in ends[2:]} if rng.random() < 0.5 else {}
+    if decided > 2:
+        modes = {
+            key: (
+                np.stack([costs[key], table(*costs[key].shape)]),
+                np.stack([uses[key], table(*uses[key].shape, most=9)]),
+                count * table(2, *costs[key].shape),
+            )
+            for key in ends[-decided:]
+        }
+    hidden = [key for key in ends[2:] if decided <= 2 or key not in modes]
+    streams = {key: table(2, *costs[key].shape) for key in hidden} if rng.random() < 0.5 else {}
     edges = {key: (costs[key], uses[key]) for key in ends}
     made = layered(count, own | free, edges, modes, streams, rng.randint(60, 260) * count)
     check_network(made)
@@ -86,6 +100,41 @@ def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
         prices = HubPrices(plain, price, prices, frozenset(sorted(close)[:2]))
         assert prices.climb(1e-3) >= first - 1e-6 * abs(first) - len(network.edges)
     assert_bounds_options(plain, price, *prices.options())
+
+
+def with_mean_extras(network: Network) -> Network:
+    """The network that counts the mean of all switches' transient use, which is a whole number of bytes."""
+    count = len(network.switches)
+
+    def counted(tables: SwitchTables) -> SwitchTables:
+        cost, use, extra = tables
+        assert use is not None and extra is not None
+        return cost, use + extra[..., None] // count, None
+
+    return replace(network, switches=tuple(s.with_tables(counted) for s in network.switches))
+
+
+@pytest.mark.parametrize("start", ["none", "modeless", "dearer"])
+@pytest.mark.parametrize("decided", [3, 5, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_prices_of_modes_bound_options(seed: int, decided: int, start: str) -> None:
+    """Where memory and transient use have prices, and switches decide on readers of hubs of two layers."""
+    rng = random.Random(seed)
+    network = layers(rng, 4, decided)
+    plain = replace(without_windows(network), chains=(), pairs=(), line=())
+    price = (rng.choice([0.1, 0.3, 1.7]),)
+    transient = {s.variable: price[0] / 4 for s in plain.switches}
+    first = None
+    if start == "modeless":
+        first = HubPrices(without_modes(with_dear_modes(plain)) or plain, price)
+    elif start == "dearer":
+        first = HubPrices(plain, (2 * price[0],), transient=transient)
+    if first is not None:
+        first.climb(1e-3)
+    prices = HubPrices(plain, price, first, transient=transient)
+    assert prices.hubs and any(len(own) == 2 for own in prices.prices.values())
+    prices.climb(1e-3)
+    assert_bounds_options(with_mean_extras(plain), price, *prices.options())
 
 
 @pytest.mark.parametrize("seed", [2, 4, 6])
