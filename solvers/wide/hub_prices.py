@@ -257,7 +257,11 @@ class HubPrices:
             assert v is not None
             least[slot] = self.count[kind_of[v]]
         buckets, count = self.circuit.buckets, len(made)
-        self.whole = _Buckets(base, buckets, {t.slot: t.slot for t in self.terms}, least)
+        own: dict[int, int] = {}  # of each variable the first table, that of the variable alone, but for its mode
+        for n, leaf in enumerate(self.circuit.leaves):
+            for v in leaf.scope:
+                own.setdefault(v, n)
+        self.whole = _Buckets(base, buckets, {t.slot: t.slot for t in self.terms}, least, frozenset(own.values()))
         changing = set(of_term)  # what prices change; the rest is computed once
         for n, bucket in enumerate(buckets, count):
             if any(child in changing for child, _ in bucket.inputs):
@@ -306,7 +310,7 @@ class HubPrices:
             tables[n] = reduced[n].copy().reshape(at.base[n].shape)
         slots = forward(tables, at.buckets, until, known={id(table) for table in at.base})
         bound = self.constant + sum(n * float(slots[slot].min()) for slot, n in at.least.items())
-        wanted = set(at.terms.values()) if at is self.part else None
+        wanted = {*at.terms.values(), *(at.own if at is self.whole else ())}
         through, total = backward(slots, at.buckets, until, wanted), float(slots[len(slots) - 1].min())
         found = {}
         for t in self.terms:
@@ -349,7 +353,7 @@ class HubPrices:
         groups = self.groups[kind]
         side = next(iter(groups))[0]
         many = sum(n * own.count(side) for own, n in groups.items())
-        most = sum(n * sum(self.prices[s] for s in own).max(axis=0) for own, n in groups.items())
+        most = sum(n * np.sum([self.prices[s] for s in own], axis=0).max(axis=0) for own, n in groups.items())
         self.prices[side] = self.prices[side] - np.ceil(most / many)
 
     def options(self) -> tuple[int, list[Floats]]:
@@ -357,8 +361,9 @@ class HubPrices:
         bound, through, sides = self.evaluate(self.whole)
         excess: dict[int, Floats] = {}
         total = float(through[len(through) - 1].min())
-        for n, leaf in enumerate(self.circuit.leaves):
-            for axis, v in enumerate(leaf.scope):
+        for n in sorted(self.whole.own):
+            scope = self.circuit.leaves[n].scope
+            for axis, v in enumerate(scope):
                 if v not in excess:
                     table = through[n]
                     excess[v] = table.min(axis=tuple(a for a in range(table.ndim) if a != axis)) - total
@@ -384,13 +389,14 @@ class _Buckets:
     """Tables and the buckets over them.
 
     `terms`: by slot of a reader's table, its place in `base`. `least`: by slot of the least cost of a kind of
-    component, how many components are of that kind.
+    component, how many components are of that kind. `own`: slots of tables in which every variable is.
     """
 
     base: list[Floats]
     buckets: Sequence[Bucket]
     terms: Mapping[int, int]
     least: Mapping[int, int]
+    own: AbstractSet[int] = frozenset()
 
 
 def _of_component(excesses: Sequence[Floats]) -> Floats:
@@ -401,7 +407,7 @@ def _of_component(excesses: Sequence[Floats]) -> Floats:
 
 def _moves(groups: Mapping[Sides, int], found: Mapping[Side, Floats]) -> dict[Side, Floats]:
     """How far the prices of the readers of one hub are from where all take the same, given their excesses."""
-    level = {own: sum(found[s] for s in own) / len(own) for own in groups}
+    level = {own: np.mean([found[s] for s in own], axis=0) for own in groups}
     best = {own: table.min(axis=0) for own, table in level.items()}
     mean = sum(n * len(own) * best[own] for own, n in groups.items()) / sum(n * len(own) for own, n in groups.items())
     moves: dict[Side, Floats] = {}

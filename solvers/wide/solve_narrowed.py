@@ -37,7 +37,15 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         return None
     (price, transient), tied = _of_memory(network, limits.prices), frozenset[int]()
     rise = _ROUGH if limits.rough else max(_RISE, _COARSE * limits.gap)
-    known = _climbed_without_modes(search, price, rise) if any(price) else None
+    known = None
+    if any(price) and (first := _without_modes(network, price)) is not None:
+        known = HubPrices(first, price)
+        known.climb(rise, perf_counter() + _CLIMB * search.left, inf)
+        found = _of_few_options(search, solve, *known.options(), proves=False)
+        if search.done or (limits.quick and search.objective is not None):
+            return search.finish(_WORDS)
+        if found is not None and any(found.prices):
+            price, transient = _of_memory(network, found.prices)
     plain, rest = _plain(network, price), _REST
     for _ in range(_ROUNDS):
         prices = HubPrices(plain, price, known, tied, transient)
@@ -70,24 +78,23 @@ def _plain(network: Network, price: Sequence[float]) -> Network:
     return plain if any(price) else without_modes(plain) or plain
 
 
-def _climbed_without_modes(search: Search, price: Sequence[float], rise: float) -> HubPrices | None:
-    """Prices on hubs to begin with: those of the first modes, which bound nothing, but take a fraction of the time."""
-    plain = without_modes(_plain(search.network, price)) if search.network.switches else None
-    if plain is None:
-        return None
-    prices = HubPrices(plain, price)
-    prices.climb(rise, perf_counter() + _CLIMB * search.left)
-    return prices
+def _without_modes(network: Network, price: Sequence[float]) -> Network | None:
+    """The network for prices on hubs to begin with, of the first modes: it bounds nothing, but takes less time."""
+    return without_modes(_plain(network, price)) if network.switches else None
 
 
-def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[Floats]) -> Solution | None:
+def _of_few_options(
+    search: Search, solve: Solve, bound: int, excess: Sequence[Floats], proves: bool = True
+) -> Solution | None:
     """The answer of the most options that elimination takes, or of fewer that suffice; None if none are few enough.
 
-    No assignment with other options costs less than the bound and the slack.
+    No assignment with other options costs less than the bound and the slack; unless this `proves` so, the first
+    answer will do.
     """
     network, limits, found = search.network, search.limits, None
     modes = {s.variable for s in network.switches}
     slack = max(1.0, abs(bound) * _FIRST)
+    bound = bound if proves else -INFINITE
     while not search.done:
         options = {v: within(own, float("inf") if v in modes else slack) for v, own in enumerate(excess)}
         slack *= _GROWTH
@@ -113,7 +120,8 @@ def _of_few_options(search: Search, solve: Solve, bound: int, excess: Sequence[F
             search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))
         least = INFINITE if answer.status is Status.INFEASIBLE else answer.bound
         search.raise_bound(min(least, bound + floor(slack / _GROWTH), search.ceiling))
-        if answer.words == INTERRUPTED or (limits.quick and search.objective is not None):
+        enough = limits.quick or not proves
+        if answer.words == INTERRUPTED or (enough and search.objective is not None):
             break
     return found
 

@@ -172,7 +172,7 @@ def test_bounds_hold(name: str, seed: int, dear: bool, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(HubPrices, "climb", counted)
     reference = solver("cpsat-plain").solve(network, NO_LIMITS)
-    for gap in (0.0, 0.05):
-        answer = solver(name).solve(network, Limits(gap=gap))
+    for gap, prices in ((0.0, ()), (0.05, ()), (0.0, (0.3,))):
+        answer = solver(name).solve(network, Limits(gap=gap, prices=prices))
         assert climbed
         assert_agrees(network, answer, reference)
