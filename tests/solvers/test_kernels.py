@@ -146,10 +146,13 @@ def test_a_bucket_in_rows_and_as_products(kept: int, share: float, monkeypatch: 
         joined = bucket.Join(made, slots)
         out = joined.forward()
         assert np.array_equal(out, whole.min(axis=0))
-        for found, axes in zip(joined.backward(outside, outside + out), inputs, strict=True):
+        every = joined.backward(outside, outside + out, range(len(inputs)))
+        for k, (found, axes) in enumerate(zip(every, inputs, strict=True)):
             least_of = (whole + outside).min(axis=tuple(a for a in range(kept + 1) if a not in axes))
             order = np.argsort(np.argsort(axes))
             assert np.array_equal(found, least_of.transpose(order))
+            (alone,) = joined.backward(outside, outside + out, [k])
+            assert np.array_equal(alone, found)
     assert (joined.pair is not None) == (kept > 1)
 
 
