@@ -161,14 +161,14 @@ def arrange(
     size = tuple(len(kept[d]) for d in domain)
     reach = tuple((s.variable, frozenset(s.variables)) for s in network.switches)
     leaves = tuple(f.narrow() for f in factors)
-    scopes, narrow = tuple(f.scope for f in factors), tuple(leaf.scope for leaf in leaves)
+    scopes = tuple(f.scope for f in factors)
     chained = {v for chain in network.chains for copy in chain.copies for v in copy}
     several = not blocks and sum(z not in chained for z, _ in reach) > 1
     found: Circuit | None = None
     for apart in (False, True)[: 1 + several]:
         try:
             buckets, copies, block_slots = _arranged(
-                network.chains, reach, scopes, narrow, size, meeting=meeting, blocks=blocks, apart=apart, late=late
+                network.chains, reach, scopes, size, meeting=meeting, blocks=blocks, apart=apart, late=late
             )
         except TooWideError:
             if found is None and apart == several:
@@ -187,7 +187,6 @@ def _arranged(
     chains: tuple[Chain, ...],
     switches: tuple[tuple[int, frozenset[int]], ...],
     scopes: tuple[tuple[int, ...], ...],
-    leaves: tuple[tuple[int, ...], ...],
     size: tuple[int, ...],
     meeting: bool,
     blocks: tuple[frozenset[int], ...],
@@ -196,12 +195,12 @@ def _arranged(
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...], tuple[int, ...]]:
     """The buckets, the slot of one copy of every chain, and that of every block, for factors of these scopes.
 
-    `leaves` are the scopes without variables of one option. `apart`: outside of chains, what each switch decides is
-    eliminated before the rest.
+    Variables of one option are left out. `apart`: outside of chains, what each switch decides is eliminated before the
+    rest.
     """
     builder = _Builder([], size, len(scopes), dict(switches), late)
     copies: list[int] = []
-    rest = dict(enumerate(leaves))
+    rest = {i: tuple(v for v in scope if size[v] > 1) or scope[:1] for i, scope in enumerate(scopes)}
     longest = max(map(len, chains), default=0) if meeting else 0
     middle: set[int] = set()
     block_slots: list[int] = []
