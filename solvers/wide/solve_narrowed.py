@@ -94,7 +94,7 @@ def _of_few_options(
     network, limits, found = search.network, search.limits, None
     modes = {s.variable for s in network.switches}
     slack = max(1.0, abs(bound) * _FIRST)
-    bound = bound if proves else -INFINITE
+    bound, quick = bound if proves else -INFINITE, limits.quick or not proves
     while not search.done:
         options = {v: within(own, float("inf") if v in modes else slack) for v, own in enumerate(excess)}
         slack *= _GROWTH
@@ -110,6 +110,7 @@ def _of_few_options(
             replace(
                 limits,
                 seconds=search.left,
+                quick=quick,
                 prices=(),
                 progress=None,
                 cutoff=search.ceiling if search.objective is not None else limits.cutoff,
@@ -120,8 +121,7 @@ def _of_few_options(
             search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))
         least = INFINITE if answer.status is Status.INFEASIBLE else answer.bound
         search.raise_bound(min(least, bound + floor(slack / _GROWTH), search.ceiling))
-        enough = limits.quick or not proves
-        if answer.words == INTERRUPTED or (enough and search.objective is not None):
+        if answer.words == INTERRUPTED or (quick and search.objective is not None):
             break
     return found
 
