@@ -28,7 +28,7 @@ def price_text(result: Mapping[str, Any]) -> str:
         rows.append(("schedule", *(own["schedule"] or "-" for _, own in columns)))
     for part, words in _WORDS.items():
         if any(own["parts_ns"][part] for _, own in columns):
-            rows.append((f"  {words}", *(f"{own['parts_ns'][part] / 1e6:,.2f} ms" for _, own in columns)))
+            rows.append((f"  {words}", *(f"{own['parts_ns'][part] / 1e6:z,.2f} ms" for _, own in columns)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{result['model']} on {result['devices']} devices of {result['machine']}: {result['configuration']}",
