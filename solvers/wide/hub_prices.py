@@ -373,13 +373,14 @@ class HubPrices:
                 found[v] = excess.get(like, found[v])
         known: dict[Hashable, Floats] = {}
         for h, readers in self.readers.items():
-            of_part: dict[int, list[int]] = defaultdict(list)
-            for i, _ in readers:
-                part = self.where[i]
-                of_part[part].append(self.slots[self.parts[self.first[self.kind[part]]][self.rank[i]]])
+            of_part: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+            for group in self._groups(readers):  # in one component each
+                part = self.where[group[0]]
+                first = self.parts[self.first[self.kind[part]]]
+                of_part[part].append(tuple(self.slots[first[self.rank[i]]] for i in group))
             key = tuple(map(tuple, of_part.values()))
             if key not in known:  # a component has the largest of its excesses, the hub the sum of its components'
-                known[key] = np.sum([_of_component([sides[s] for s in slots]) for slots in key], axis=0)
+                known[key] = np.sum([_of_component([[sides[s] for s in g] for g in of]) for of in key], axis=0)
             found[h] = known[key]
         return floor(bound), found
 
@@ -399,9 +400,12 @@ class _Buckets:
     own: AbstractSet[int] = frozenset()
 
 
-def _of_component(excesses: Sequence[Floats]) -> Floats:
-    """The excess of a component in each of a hub's layouts, given that of each table [modes or 1, hub]."""
-    found: Floats = np.maximum.reduce(np.broadcast_arrays(*excesses)).min(axis=0)
+def _of_component(groups: Sequence[Sequence[Floats]]) -> Floats:
+    """The excess of a component in each of a hub's layouts, given that of each table [modes or 1, hub].
+
+    Tables of a group are in the same mode; others need not be.
+    """
+    found: Floats = np.max([np.max(own, axis=0).min(axis=0) for own in groups], axis=0)
     return found
 
 

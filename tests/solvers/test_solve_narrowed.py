@@ -12,7 +12,7 @@ import pytest
 
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.loose_hubs import without_modes
-from partita.formulation.network.network import INFINITE, Network, SwitchTables, Table
+from partita.formulation.network.network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Variable
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_memory import plainest, without_windows
 from partita.solvers.protocol import NO_LIMITS, Limits, solver
@@ -100,6 +100,26 @@ def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
         prices = HubPrices(plain, price, prices, frozenset(sorted(close)[:2]))
         assert prices.climb(1e-3) >= first - 1e-6 * abs(first) - len(network.edges)
     assert_bounds_options(plain, price, *prices.options())
+
+
+@pytest.mark.parametrize("modes", [2, 3])
+def test_switches_of_one_component_are_in_modes_of_their_own(modes: int) -> None:
+    """One costs nothing in its first mode, the other in its last, beside a hub that both read."""
+    none, costs = np.zeros((4, 0), np.int64), [np.full((own, 2, 1), 9) for own in (2, modes)]
+    costs[0][:, 0, 0], costs[1][:, 0, 0] = (0, 5), (*[5] * (modes - 1), 0)
+    sizes = 2, 1, 1, 1, 1, 2, modes  # the hub, four readers, and what decides on the first two
+    variables = tuple(Variable(f"v{i}", np.zeros(n, np.int64), none[:n]) for i, n in enumerate(sizes))
+    ends = (*((0, v, (2, 1)) for v in range(1, 5)), (1, 2, (1, 1)))
+    edges = tuple(
+        Edge(u, v, costs[k][0] if k < len(costs) else np.zeros(shape, np.int64)) for k, (u, v, shape) in enumerate(ends)
+    )
+    switches = tuple(Switch(5 + k, {}, {k: (own, None, None)}) for k, own in enumerate(costs))
+    network = Network(variables, edges, switches=switches)
+    check_network(network)
+    prices = HubPrices(network, (), tied=frozenset(range(1, 7)))
+    assert prices.hubs == {0}
+    bound, excess = prices.options()
+    assert bound == 0 == excess[0][0] and excess[0][1] == 9
 
 
 def with_mean_extras(network: Network) -> Network:
