@@ -262,7 +262,7 @@ class HubPrices:
             for v in leaf.scope:
                 own.setdefault(v, n)
         self.whole = _Buckets(base, buckets, {t.slot: t.slot for t in self.terms}, least, frozenset(own.values()))
-        changing = set(of_term)  # what prices change; the rest is computed once
+        changing = {*of_term, self.circuit.root}  # what prices change; the rest is computed once
         for n, bucket in enumerate(buckets, count):
             if any(child in changing for child, _ in bucket.inputs):
                 changing.add(n)

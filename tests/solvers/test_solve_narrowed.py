@@ -102,6 +102,21 @@ def test_no_option_has_too_much_excess(seed: int, tied: bool) -> None:
     assert_bounds_options(plain, price, *prices.options())
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_prices_on_no_hubs_are_the_optimum_of_components(seed: int) -> None:
+    """As where elimination takes each hub with all of its readers."""
+    plain = replace(without_windows(layers(random.Random(seed), 3, 8)), chains=(), pairs=(), line=())
+    every = HubPrices(plain, (0.3,)).hubs
+    assert every
+    prices = HubPrices(plain, (0.3,), tied=frozenset(every))
+    without = replace(plain, switches=tuple(s.with_tables(lambda t: (*t[:2], None)) for s in plain.switches))
+    circuit = compile_network(without)
+    least = float(circuit.forward(circuit.tables(1, (0.3,)))[circuit.root]) + plain.constant - 0.3 * plain.capacities[0]
+    bound, excess = prices.options()
+    assert least - len(plain.edges) - 1 <= bound == int(prices.climb(1e-3)) <= least
+    assert_bounds_options(without, (0.3,), bound, excess)
+
+
 @pytest.mark.parametrize("modes", [2, 3])
 def test_switches_of_one_component_are_in_modes_of_their_own(modes: int) -> None:
     """One costs nothing in its first mode, the other in its last, beside a hub that both read."""
