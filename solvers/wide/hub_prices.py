@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ...formulation.network.loose_hubs import free_hubs
-from ...formulation.network.network import Network, SwitchTables
+from ...formulation.network.network import INFINITE, Network, SwitchTables
 from ..elimination.bucket import Bucket
 from ..elimination.circuit import Circuit
 from ..elimination.factors import Factor, network_factors
@@ -357,8 +357,10 @@ class HubPrices:
         self.prices[side] = self.prices[side] - np.ceil(most / many)
 
     def options(self) -> tuple[int, list[Floats]]:
-        """The bound, and the excess of every option of every variable."""
+        """The bound, and the excess of every option of every variable; `INFINITE` and none if there is no solution."""
         bound, through, sides = self.evaluate(self.whole)
+        if bound == inf:
+            return INFINITE, [np.zeros(len(v.cost)) for v in self.network.variables]
         excess: dict[int, Floats] = {}
         total = float(through[len(through) - 1].min())
         for n in sorted(self.whole.own):

@@ -52,6 +52,8 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         wanted = search.ceiling - rest * abs(search.ceiling) if search.ceiling < INFINITE else inf
         prices.climb(rise, perf_counter() + _CLIMB * search.left, wanted)
         bound, excess = prices.options()
+        if bound == INFINITE:
+            return search.finish(_WORDS, infeasible=True)
         search.raise_bound(min(bound, search.ceiling))
         if search.done or limits.rough:
             return search.finish()

@@ -15,8 +15,9 @@ from partita.formulation.network.loose_hubs import without_modes
 from partita.formulation.network.network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Variable
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_memory import plainest, without_windows
-from partita.solvers.protocol import NO_LIMITS, Limits, solver
+from partita.solvers.protocol import NO_LIMITS, Limits, Search, Status, solver
 from partita.solvers.wide.hub_prices import HubPrices
+from partita.solvers.wide.solve_narrowed import solve_narrowed
 
 from .layer_pairs import assert_agrees, layered
 
@@ -135,6 +136,16 @@ def test_switches_of_one_component_are_in_modes_of_their_own(modes: int) -> None
     assert prices.hubs == {0}
     bound, excess = prices.options()
     assert bound == 0 == excess[0][0] and excess[0][1] == 9
+
+
+@pytest.mark.parametrize("decided", [2, 8])
+def test_what_has_no_solution_without_hubs_has_none(decided: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.solvers.wide.solve_narrowed.is_narrow", lambda _: False)
+    some = layers(random.Random(1), 4, decided)
+    variables = [replace(v, cost=v.cost + INFINITE * (v.name == "a2")) for v in some.variables]
+    search = Search(replace(some, variables=tuple(variables)), Limits(prices=(0.3,)), "")
+    answer = solve_narrowed(search, lambda *_: pytest.fail("nothing is left to solve"))
+    assert answer is not None and answer.status is Status.INFEASIBLE
 
 
 def with_mean_extras(network: Network) -> Network:
