@@ -12,12 +12,21 @@ import pytest
 
 from partita.formulation.network.checks import check_network
 from partita.formulation.network.loose_hubs import without_modes
-from partita.formulation.network.network import INFINITE, Edge, Network, Switch, SwitchTables, Table, Variable
+from partita.formulation.network.network import (
+    INFINITE,
+    Edge,
+    Network,
+    Switch,
+    SwitchTables,
+    Table,
+    Variable,
+    evaluate,
+)
 from partita.solvers.elimination.order import compile_network
 from partita.solvers.elimination.transient_memory import plainest, without_windows
 from partita.solvers.protocol import NO_LIMITS, Limits, Search, Status, solver
+from partita.solvers.wide import solve_narrowed
 from partita.solvers.wide.hub_prices import HubPrices
-from partita.solvers.wide.solve_narrowed import solve_narrowed
 
 from .layer_pairs import assert_agrees, layered
 
@@ -144,7 +153,7 @@ def test_what_has_no_solution_without_hubs_has_none(decided: int, monkeypatch: p
     some = layers(random.Random(1), 4, decided)
     variables = [replace(v, cost=v.cost + INFINITE * (v.name == "a2")) for v in some.variables]
     search = Search(replace(some, variables=tuple(variables)), Limits(prices=(0.3,)), "")
-    answer = solve_narrowed(search, lambda *_: pytest.fail("nothing is left to solve"))
+    answer = solve_narrowed.solve_narrowed(search, lambda *_: pytest.fail("nothing is left to solve"))
     assert answer is not None and answer.status is Status.INFEASIBLE
 
 
@@ -222,3 +231,31 @@ def test_bounds_hold(name: str, seed: int, dear: bool, monkeypatch: pytest.Monke
         answer = solver(name).solve(network, Limits(gap=gap, prices=prices))
         assert climbed
         assert_agrees(network, answer, reference)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_prices_of_memory_and_modes_bound_the_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where elimination takes four fifths of the options, and each group of switches has a price of transient use."""
+    monkeypatch.setattr("partita.formulation.network.joined_pairs.MOST_OPTIONS", 3)
+    rng = random.Random(seed)
+    network = layers(rng, 4, 8)
+    cheaper = (s.with_tables(lambda t: (np.concatenate([t[0][:1], t[0][1:] // 4]), *t[1:])) for s in network.switches)
+    network = replace(network, switches=tuple(cheaper))
+    some = [evaluate(network, [rng.randrange(len(v.cost)) for v in network.variables]) for _ in range(40)]
+    network = replace(network, capacities=(sorted(x.use[0] for x in some)[10],))
+    total = sum(len(v.cost) for v in network.variables)
+    for module in ("solve_loosened", "solve_narrowed"):
+        narrow = lambda given: sum(len(v.cost) for v in given.variables) <= 0.8 * total  # noqa: E731
+        monkeypatch.setattr(f"partita.solvers.wide.{module}.is_narrow", narrow)
+    answer = solver("elimination").solve(network, Limits(prices=(0.3,) * len(network.switches)))
+    assert_agrees(network, answer, solver("cpsat-plain").solve(network, NO_LIMITS))
+
+
+def test_options_that_prices_prove_nothing_of_bound_nothing() -> None:
+    network = replace(plainest(layers(random.Random(3), 4)), capacities=(10**6,))
+    best = solver("cpsat-plain").solve(network, NO_LIMITS)
+    assert best.assignment is not None and best.objective is not None
+    excess = [np.zeros(len(v.cost)) for v in network.variables]
+    excess[-1][best.assignment[-1]], search = 1e15, Search(network, Limits(), "")
+    found = solve_narrowed._of_few_options(search, solver("elimination").solve, 10**9, excess, proves=False)
+    assert found is not None and found.bound > best.objective > search.bound
