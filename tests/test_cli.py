@@ -220,6 +220,15 @@ def test_what_does_not_fit_is_priced_as_if_it_did(partita: Run, tmp_path: Path) 
     assert found["priced"]["schedule"] in ("1f1b", "eager-1f1b", "gpipe") and found["priced"]["step_ns"] > 0
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("", "--pp 3"), ("--tp 2", "--tp 2 with 3 stages")],
+)
+def test_stages_to_price_divide_the_devices(partita: Run, options: str, words: str) -> None:
+    code, out, err = partita("price", "mlp", "--small", "--hierarchy", "4", "--pp", "3", *options.split())
+    assert (code, out, err) == (2, "", f"partita: {words} does not divide 4 devices\n")
+
+
 def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Interrupt the search when it asks for another network than the first ones."""
     whole, asked = PlanningProblem.encoding, 0

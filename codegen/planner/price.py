@@ -77,7 +77,8 @@ def completed(given: Parallelism, machine: Machine, stages: int) -> Parallelism:
     """The configuration, whose data-parallel ranks are those that its other sizes leave."""
     taken = stages * (given.tp or 1) * (given.cp or 1)
     if given.dp is None and machine.devices % taken:
-        raise PartitaError(f"{given} with {stages} stages does not divide {machine.devices} devices")
+        what = f"{given} with {stages} stages" if given.given else f"--pp {stages}"
+        raise PartitaError(f"{what} does not divide {machine.devices} devices")
     dp = given.dp or machine.devices // taken
     if dp * taken != machine.devices:
         what = f"{replace(given, dp=dp)} with {stages} stages"

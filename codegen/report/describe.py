@@ -184,7 +184,8 @@ def pipeline_sentence(plan: Plan) -> str:
     proved = f" ({order['status']})" if order else ""
     if plan.shares:
         chunks = f" of {', '.join(map(str, plan.shares))} ranks"
-    return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label}{proved} over {plan.micro_batches} micro-batches"
+    micro = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches != 1)}"
+    return f"{len(plan.stages)} stages{chunks}, {plan.schedule.label}{proved} over {micro}"
 
 
 def _batch_sentence(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from partita.codegen.plan.plan import PipelinePlan
 from partita.codegen.plan.plan_file import load_plan
 from partita.codegen.pricing.plan_price import plan_price
 from partita.codegen.pricing.stage_price import stage_price
+from partita.codegen.report.describe import pipeline_sentence
 from partita.codegen.report.facts import facts
 from partita.model.errors import PartitaError
 
@@ -62,6 +63,10 @@ def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
     shown = facts(replace(searched, report=searched.report | {"space": told}))
     assert {"Fixed: 2 stages.", "Outside the space: rewriting, offload."} < set(shown.optimum)
     assert "among plans with 2 stages, without rewriting or offload" in dict(shown.summary)["step"]
+
+
+def test_a_single_micro_batch_is_told_as_one() -> None:
+    assert pipeline_sentence(piped(captured("mlp", 24), (2,), (2,), 1)) == "2 stages, 1F1B over 1 micro-batch"
 
 
 def test_the_command_line_takes_either_kind(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
