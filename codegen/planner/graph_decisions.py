@@ -371,10 +371,11 @@ class _Reading:
             if self.sizes is None or not assigned:
                 updates = self.graph.parts(index)
                 known = stores or [op for op in updates if op.cuts or op.device is not None]
-                if known:
+                if known or index in self.graph.scattered:
+                    what = "a place or a device of its own" if known else "gradients in shards"
                     raise refusal(
-                        known[0],
-                        f"{known[0].of.name!r} has a place or a device of its own, and not all that reads it has: "
+                        (known or updates)[0],
+                        f"{self.pcg.nodes[index].name!r} has {what}, and not all that reads it has a device: "
                         "op_assign() the operators that read it, or leave it open",
                     )
                 continue
@@ -384,9 +385,15 @@ class _Reading:
                 axis for axis, letters in enumerate(read) if layout[axis] is None and any(x != 0 for x in letters)
             ]
             sharded = self.pcg.nodes[index].gradient and self._sharded(index, layout, shared)
-            several = (self.micro_batches or 1) > 1
-            scattered = (index in self.graph.scattered and several) or (None if sharded else False)
-            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, scattered, offloaded=False)
+            scattered = index in self.graph.scattered and (self.micro_batches or 1) > 1
+            if scattered and shared and not sharded and not stores:
+                raise refusal(
+                    self.graph.parts(index)[0],
+                    f"gradients of {self.pcg.nodes[index].name!r} are in shards, and its updates are whole: op_trans() "
+                    "and op_assign() these, or leave out shard_gradients()",
+                )
+            in_shards = scattered or (None if sharded else False)
+            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, in_shards, offloaded=False)
 
     def _read(self, index: int) -> list[set[int]]:
         """The letters in which a weight's readers read it, on every axis."""

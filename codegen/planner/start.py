@@ -152,12 +152,11 @@ def _check_recomputation(space: SearchSpace, found: PartialPlan) -> None:
 
 
 def _decided(option: str, found: PartialPlan, decided: object) -> str:
-    words = {"--stages": "stages", "--stages-at": "stages", "--micro-batches": "micro-batches", "--chunks": "chunks"}
-    return (
-        f"{decided} {words[option]}"
-        if option in words
-        else str(decided if option == "--schedule" else f"mesh {decided}")
-    )
+    words = {"--stages": "stage", "--stages-at": "stage", "--micro-batches": "micro-batch", "--chunks": "chunk"}
+    if option in words:
+        plural = "es" if option == "--micro-batches" else "s"
+        return f"{decided} {words[option]}{plural * (decided != 1)}"
+    return str(decided if option == "--schedule" else f"mesh {decided}")
 
 
 def _fixes(graph: PCG, space: SearchSpace, found: PartialPlan) -> tuple[tuple[str, str], ...]:

@@ -306,6 +306,18 @@ def test_what_the_planner_cannot_express_is_refused(refuse: Callable[[Graph], No
     assert str(error.value).startswith("test_start.py:")
 
 
+@pytest.mark.parametrize(("whole", "words"), [(True, "its updates are whole"), (False, "in shards, and not all that")])
+def test_gradients_in_shards_that_the_planner_would_not_keep_are_refused(whole: bool, words: str) -> None:
+    made = graph()
+    for op in made.forward if whole else ():
+        for micro in op_trans(op, micro_batches(2)):
+            for part, device in zip(op_trans(micro, split("batch", 4)), range(4), strict=True):
+                op_assign(part, device)
+    partita.shard_gradients(made.optimizer)
+    with pytest.raises(PartitaError, match=f"--start: .*'token_embedding.weight' .*{words}"):
+        completed(made)
+
+
 def test_what_is_loosened_is_not_read() -> None:
     for refused in (several_parts, half_a_layer, swapped, no_mesh):
         refused(made := graph())
@@ -318,7 +330,7 @@ def test_what_is_loosened_is_not_read() -> None:
     ("options", "words"),
     [
         ({"mesh": (2, 2)}, "--mesh 2x2, but the --start plan decides mesh 4"),
-        ({"micro_batches": 2}, "--micro-batches 2, but the --start plan decides 1 micro-batches"),
+        ({"micro_batches": 2}, "--micro-batches 2, but the --start plan decides 1 micro-batch: leave"),
         ({"stages": 2, "mesh": (2,)}, "the --start plan decides"),
         ({"fix": (("norm", "R"),)}, "--fix norm=R, but the --start plan decides"),
         ({"fix": (("layers.*.up", "column"),)}, "--fix layers.0.up=.*, but the --start plan decides"),
