@@ -45,7 +45,7 @@ class Messages:
     def of(self, collective: Collective, device: int) -> Message:
         """With what the tensor of a collective travels.
 
-        What is fetched for each use travels with its layer, each way; what is summed or sent once a step in buckets,
+        What is fetched for each use travels with its layer, each way; other gradients, and updated weights, in buckets,
         but for a weight that is tied: its readers are on different devices, as in different stages.
         """
         tensor, kind = collective.target.tensor, collective.kind

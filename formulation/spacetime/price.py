@@ -266,7 +266,7 @@ class Prices:
     def accumulate_ns(self, tensor: PTensor, numel: int, scattered: int = 0) -> int:
         """In-place accumulation: reads the gradient in its compute dtype, reads and writes the sum.
 
-        `scattered`: elements of a part of the sum that are then added to a sum of their own.
+        `scattered`: elements that the device keeps of the sum over ranks, and adds to those of earlier micro-batches.
         """
         node, item = self.graph.pcg.nodes[tensor.node], self.item(tensor)
         made = self._item(node) if tensor.kind == GRADIENT else item

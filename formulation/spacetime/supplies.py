@@ -86,7 +86,7 @@ class Written:
     def use(self, term: VTensor) -> Hashable:
         """The use of a parameter whose gradient a term is, if that is summed for every use.
 
-        So it is where no writer keeps all of the parameter's part, and where the plan says so.
+        It is so where no writer keeps all of the parameter's part, or where the plan says so (`shard_gradients`).
         """
         if not self.builder.graph.of_parameter(term.tensor, GRADIENT):
             return None

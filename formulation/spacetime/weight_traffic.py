@@ -174,7 +174,7 @@ class WeightTraffic:
         return total
 
     def _scattered(self, device: int, weight: int) -> int:
-        """How many elements of its gradient a device adds up of what all ranks sum in every micro-batch."""
+        """How many elements of a weight's gradient, summed over ranks in every micro-batch, a device adds up."""
         if weight not in self.graph.scattered:
             return 0
         if device not in self._kept_sums:

@@ -10,7 +10,7 @@ raised to their exact values
 each a small problem without capacities: weights of its own, then lists (`copy_labels.py`), or where these are too long
 a program (`copy_program.py`), within its own gap, or up to what is asked for. Several entries have lists in common: the
 layouts at the ends are variables of these, and what entries cost so far is subtracted. Weights that prove more of an
-entry than was known bound all entries of its mode: those of the whole network suit the mode that is taken most.
+entry than was known bound all entries of its mode, too: the whole network's suit only the mode that is taken most.
 Within an interval of the largest transient use, every switch of the copy has a capacity: the upper end. The chain is
 solved again with the raised table, which is a lower bound in every entry, until its solution meets exact entries only.
 Then prices change as in `memory_price.py`: that solution is a cut. Solutions are offered, and mixtures of them; for

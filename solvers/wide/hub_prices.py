@@ -11,8 +11,8 @@ the readers under one mode agree in every mode, and with others in the best mode
 
     Σ_s max_z Σ_(e under s) λ_e(z, h) ≤ 0  for every h,  s being switches, or readers under none
 
-What the least total through an option exceeds the bound by is its *excess*:
-options of more excess than a slack are in no assignment that costs less than the bound and the slack.
+What the least total through an option exceeds the bound by is its *excess*: options of more excess than a slack are in
+no assignment that costs less than the bound and the slack.
 """
 
 from collections import Counter, defaultdict
@@ -429,9 +429,9 @@ def _moves(groups: Mapping[Sides, int], found: Mapping[Side, Floats]) -> dict[Si
 
 
 def _changing(scopes: Sequence[tuple[int, ...]], priced: AbstractSet[int], modes: AbstractSet[int]) -> frozenset[int]:
-    """The variables on ways between priced tables, given by their numbers: what comes first of others is known.
+    """The variables that lie between priced tables, of which `priced` has the numbers.
 
-    So it is with a weight that nothing but its operator reads.
+    All others, such as a weight that only one operator reads, can be eliminated before, without any prices.
     """
     near: dict[int, set[int]] = defaultdict(set)
     for scope in scopes:
