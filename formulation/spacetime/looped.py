@@ -327,18 +327,15 @@ class _Pace:
         self._check(keys)
         shape = 1 + max(self.family, default=0), self.loop.count
         self.ends = np.full(shape, -1, dtype=np.int64)
-        self.before: list[list[int]] = [[] for _ in self.tasks]  # producers
+        self.before: list[list[tuple[int, int]]] = [[] for _ in self.tasks]  # producers, how long results are under way
         for need, producer in completed.chosen.items():
-            self.before[self.at[need.task]].append(self.at[producer])
+            self.before[self.at[need.task]].append((self.at[producer], arrival(0, producer, need.task)))
         for _, first, second in ordered(completed.tasks):
             if all(self.micro[self.at[op]] is None for op in (*first, *second)):
                 for op in second:
-                    self.before[self.at[op]] += [self.at[earlier] for earlier in first]
+                    self.before[self.at[op]] += [(self.at[earlier], 0) for earlier in first]
         self.needs = [  # rows of producers, whether those of its own micro-batch, and how long they are under way
-            [
-                (self.family[before], self._column(at, before), arrival(0, self.tasks[before], self.tasks[at]))
-                for before in own
-            ]
+            [(self.family[before], self._column(at, before), under_way) for before, under_way in own]
             for at, own in enumerate(self.before)
         ]
         self.outer = {slot: self._outer(tasks) for slot, tasks in self.slots.items()}
@@ -413,7 +410,7 @@ class _Pace:
         found = dict.fromkeys(
             need
             for at in tasks
-            for before, need in zip(self.before[at], self.needs[at], strict=True)
+            for (before, _), need in zip(self.before[at], self.needs[at], strict=True)
             if before not in inside
         )
         rows, own, under_way = (

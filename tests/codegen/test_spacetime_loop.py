@@ -181,6 +181,21 @@ def test_other_plans_with_loops_are_as_with_operators(write: Write, batch: int) 
     alike(a, b)
 
 
+def ordered_updates(graph: Graph, cut: Any) -> None:
+    """Updates of one device after those of another: nothing is sent between them."""
+    accumulated(graph, cut)
+    weights = [op for op in graph.optimizer if op.of.name.endswith("up.weight")]
+    for device, op in enumerate(weights):
+        op_assign(op, device)
+    op_order(*weights)
+
+
+def test_orders_of_updates_are_no_messages() -> None:
+    a, b = planned(ordered_updates, micro_batches, 10), planned(ordered_updates, each, 10)
+    assert a.looped.loop is not None
+    alike(a, b)
+
+
 def test_last_gradients_of_replicas_are_summed_behind_backward() -> None:
     """What sums them belongs to no micro-batch, and yet is in the window of the layer's last backward."""
 
