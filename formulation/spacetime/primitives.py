@@ -190,7 +190,8 @@ def split_backward(ops: Ops) -> None:
 def shard_gradients(ops: Ops) -> None:
     """Sum the gradients of these updates' parameters after every micro-batch instead of once a step.
 
-    So a device keeps only those parts of the sums that it updates (ZeRO-2). Raises PartitaError for other operators.
+    So a device keeps only those parts of the sums that it updates (ZeRO-2). It makes no difference where one device has
+    all that is summed. Raises PartitaError for other operators.
     """
     for op in listed(ops):
         if op.phase is not Phase.UPDATE:

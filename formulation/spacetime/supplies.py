@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -86,16 +87,32 @@ class Written:
     def use(self, term: VTensor) -> Hashable:
         """The use of a parameter whose gradient a term is, if that is summed for every use.
 
-        It is so where no writer keeps all of the parameter's part, or where the plan says so (`shard_gradients`).
+        It is so where no writer keeps all of the parameter's part, or where the plan says so (`shard_gradients`), of what
+        several devices add up: what one has anyway it adds up in place.
         """
         if not self.builder.graph.of_parameter(term.tensor, GRADIENT):
             return None
-        writers, graph = self._writers[term], self.builder.graph
-        kept = (box for at in writers for box in self._stored[term.tensor.node, at])
-        if term.tensor.node not in graph.scattered and any(within(term.mask.box, box) for box in kept):
+        kept = (box for at in self._writers[term] for box in self._stored[term.tensor.node, at])
+        if any(within(term.mask.box, box) for box in kept) and self._addends(term) not in self._divided:
             return None
-        first = next(iter(writers.values()))
-        return None if term.tensor.node in graph.shared else term.via, self.turns[first]
+        return self._use(term)
+
+    def _use(self, term: VTensor) -> Hashable:
+        first = next(iter(self._writers[term].values()))
+        return None if term.tensor.node in self.builder.graph.shared else term.via, self.turns[first]
+
+    def _addends(self, term: VTensor) -> Hashable:
+        """Equal for the terms of a use that have one box."""
+        return term.tensor, term.mask.box, self._use(term)
+
+    @cached_property
+    def _divided(self) -> frozenset[Hashable]:
+        """Of parameters whose gradients the plan shards, the addends that no device has all of."""
+        devices: dict[Hashable, list[set[int]]] = defaultdict(list)
+        for term, writers in self._writers.items():
+            if term.tensor.kind == GRADIENT and term.tensor.node in self.builder.graph.scattered:
+                devices[self._addends(term)].append({*writers})
+        return frozenset(key for key, own in devices.items() if not set.intersection(*own))
 
     def by_producers(self, need: Need) -> tuple[VTensor, ...]:
         """The different vTensors that the producers of a need write."""

@@ -20,7 +20,19 @@ from ..search_space import EVERYTHING
 from ..strategies.tensor_classes import classes
 from ..weights.buckets import bucketed
 from .mask import GRADIENT, UPDATED, VALUE, Box, PTensor, meet
-from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, Zeros, reads, writes
+from .materialized import (
+    Accumulate,
+    Collective,
+    Instruction,
+    Materialized,
+    Register,
+    Run,
+    Slice,
+    Transfer,
+    Zeros,
+    reads,
+    writes,
+)
 from .messages import Messages
 from .op import Phase
 from .price import Prices
@@ -170,7 +182,8 @@ class WeightTraffic:
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:
                 total += self._cast_ns(node, kept)
             if any(written.tensor == PTensor(GRADIENT, node) for written in op.writes):
-                total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept, self._scattered(device, node))
+                again_added = self._scattered(device, node) if kept == volume(op.mask(operand).box) else 0
+                total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept, again_added)
         return total
 
     def _scattered(self, device: int, weight: int) -> int:
@@ -178,7 +191,9 @@ class WeightTraffic:
         if weight not in self.graph.scattered:
             return 0
         if device not in self._kept_sums:
-            sums = (i.total for i in self._devices[device] if isinstance(i, Accumulate))
+            own = self._devices[device]
+            summed = {r for i in own if isinstance(i, Transfer) for r in writes(i)}
+            sums = (i.total for i in own if isinstance(i, Accumulate) and i.source in summed)
             self._kept_sums[device] = {total.tensor.node: volume(total.mask.box) for total in sums}
         return self._kept_sums[device].get(weight, 0)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import partita
-from partita import op_assign, op_join, op_trans, split
+from partita import micro_batches, op_assign, op_join, op_trans, replicate, split
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
@@ -168,6 +170,26 @@ def test_sharded_gradients_are_summed_in_every_micro_batch(scattered: bool, tmp_
         (total,) = {i.total.mask.box for i in own if isinstance(i, Accumulate) and i.total.tensor.node == weight}
         assert (total == ((0, 6), (0, 4))) != scattered
     trained(made, tmp_path)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gradients_that_a_device_has_anyway_are_summed_in_place(devices: int, tmp_path: Path) -> None:
+    """There is nothing to share: every device computes all samples. Memory and step are as without shards."""
+
+    def made(sharded: bool) -> SpaceTimePlan:
+        graph = partita.graph(nn.Linear(64, 64), (torch.zeros(1, 64),), batch=12, loss="projection")
+        for op in graph.forward:
+            for device, part in enumerate(op_trans(op, replicate(devices))):
+                op_assign(op_trans(part, micro_batches(6)), device)
+        if sharded:
+            partita.shard_gradients(graph.optimizer)
+        return checked(graph, devices)
+
+    one, other = made(sharded=True), made(sharded=False)
+    assert one.looped.loop is not None
+    assert [x.peak for x in one.prediction.memory] == [x.peak for x in other.prediction.memory]
+    assert one.prediction.step_ns == other.prediction.step_ns
+    trained(one, tmp_path)
 
 
 def test_gradients_are_sharded_of_what_is_updated() -> None:
