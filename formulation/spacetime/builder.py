@@ -52,7 +52,7 @@ class EventBuilder:
         self._shapes: dict[int, tuple[_Dims, dict[Box, tuple[int, ...]]]] = {}  # by node: of its parts by box
         self._alike: dict[_Dims, dict[Box, tuple[int, ...]]] = {}  # the same of nodes with equal dims
         self._runs: dict[int, dict[int, Instruction]] = {}  # by place
-        self._moved: set[int] = set()  # numbers of the registers that collectives made, each for one reader
+        self._moved: set[int] = set()  # numbers of the registers that transfers made, each for one reader
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
         """A new register, created by the event at `ready`."""
@@ -176,6 +176,7 @@ class EventBuilder:
         """A copy of a register on another device."""
         place = self.after([source], floor)
         made = self.register(to, source.tensor, source.mask, source.via, place)
+        self._moved.add(made.number)
         self.events.append((place, {source.device: Send(0, source, to), to: Receive(0, made, source.device)}))
         return made
 

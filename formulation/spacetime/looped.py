@@ -345,11 +345,13 @@ class _Pace:
         """Divide the tasks into slots, in the order of the template."""
         for own in self.own.values():
             inner = [place for place, at in enumerate(own) if self.micro[at] is not None]
+            late = False  # on a device without micro-batches: after those of the others
             for place, at in enumerate(own):
                 if self.micro[at] is None:
+                    late |= not inner and self.tasks[at].phase in (Phase.BACKWARD, Phase.WEIGHT, Phase.UPDATE)
                     if inner and inner[0] < place < inner[-1]:
                         raise Irregular(f"{self.tasks[at].name} runs between micro-batches")
-                    self.once[bool(inner) and place > inner[-1]].append(at)
+                    self.once[place > inner[-1] if inner else late].append(at)
         shown: dict[tuple[Key, int], list[int]] = defaultdict(list)
         for at, micro in enumerate(self.micro):
             if micro is not None:
@@ -484,7 +486,8 @@ class _Pace:
         op, where, needs = self.tasks[at], device(self.tasks[at]), self.needs[at]
         if self.micro[at] is None:  # it needs what ran once, and all micro-batches of the others
             ended = self.ends[[row for row, _, _ in needs]]
-            assert ended.min(initial=0) >= 0, op
+            if ended.min(initial=0) < 0:
+                raise Irregular(f"{op.name} runs before micro-batches that it needs")
             arrived = ended.max(axis=1, initial=0) + [under_way for _, _, under_way in needs]
             start = max(self.free[where], int(arrived.max(initial=0)))
         else:

@@ -192,6 +192,18 @@ def test_gradients_that_a_device_has_anyway_are_summed_in_place(devices: int, tm
     trained(one, tmp_path)
 
 
+def test_gradients_that_are_sent_are_summed_in_place(tmp_path: Path) -> None:
+    """A weight that another device keeps: it adds up what each micro-batch sends."""
+    graph = partita.graph(nn.Linear(64, 64, bias=False), (torch.zeros(1, 64),), batch=12, loss="projection")
+    for op in graph.forward:
+        op_assign(op_trans(op, micro_batches(6)), 0)
+    partita.place(graph, "weight", None, [1])
+    made = checked(graph, 2)
+    assert made.looped.loop is not None
+    assert any(isinstance(i, Accumulate) for i in made.program.devices[1])
+    trained(made, tmp_path)
+
+
 def test_gradients_are_sharded_of_what_is_updated() -> None:
     graph = partita.Graph(chain(6))
     with pytest.raises(PartitaError, match="up forward updates no parameter: shard gradients of operators of"):
