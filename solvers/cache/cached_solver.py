@@ -139,7 +139,8 @@ def _proved(answer: Solution, limits: Limits) -> int:
 def _effort_key(limits: Limits) -> str:
     """The limits without the time, as the part of a key."""
     effort = "rough" if limits.rough else "quick" if limits.quick else "close"
-    return f"gap {limits.gap} cutoff {limits.cutoff} {effort}"
+    enough = "" if limits.enough >= INFINITE else f" enough {limits.enough}"
+    return f"gap {limits.gap} cutoff {limits.cutoff} {effort}{enough}"
 
 
 def _record(answer: Solution, proved: int, limits: Limits) -> Record:

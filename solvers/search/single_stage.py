@@ -53,7 +53,8 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
         reached = ceil(target / (1 - Fraction(effort.gap)))
         cutoff = reached if cutoff is None else min(cutoff, reached)
     known = max(effort.seconds, 0.0), cutoff, effort.progress, effort.gap
-    limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices)
+    enough = target if effort.level is Level.CLOSED else INFINITE
+    limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices, enough=enough)
     network = without_limit(encoding.network) if relaxed else encoding.network
     solution = parts.answered(network, limits)
     state.solved += 1

@@ -49,13 +49,13 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     plain, rest = _plain(network, price), _REST
     for _ in range(_ROUNDS):
         prices = HubPrices(plain, price, known, tied, transient)
-        wanted = search.ceiling - rest * abs(search.ceiling) if search.ceiling < INFINITE else inf
+        wanted = min(limits.enough, search.ceiling - rest * abs(search.ceiling))
         prices.climb(rise, perf_counter() + _CLIMB * search.left, wanted)
         bound, excess = prices.options()
         if bound == INFINITE:
             return search.finish(_WORDS, infeasible=True)
         search.raise_bound(min(bound, search.ceiling))
-        if search.done or limits.rough:
+        if _suffices(search) or limits.rough:
             return search.finish()
         found = _of_few_options(search, solve, bound, excess)
         if found is None:
@@ -63,12 +63,17 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
         closer, before = tied or prices.close(), price
         price, transient = _of_memory(network, found.prices)
         same = price == before and closer == tied and not rest
-        if search.done or found.words == INTERRUPTED or (limits.quick and search.objective is not None) or same:
+        if _suffices(search) or found.words == INTERRUPTED or (limits.quick and search.objective is not None) or same:
             break
         known, tied, rest = prices, closer, 0.0
         if network.switches and any(price) and not any(before):  # now with modes, and so with other components
             plain, tied, rest = _plain(network, price), frozenset(), _REST
     return search.finish(_WORDS)
+
+
+def _suffices(search: Search) -> bool:
+    """True if the bound is as high as any caller needs, or the time is up."""
+    return search.done or search.bound >= search.limits.enough
 
 
 def _plain(network: Network, price: Sequence[float]) -> Network:
@@ -97,7 +102,7 @@ def _of_few_options(
     modes = {s.variable for s in network.switches}
     slack = max(1.0, abs(bound) * _FIRST)
     bound, quick = bound if proves else -INFINITE, limits.quick or not proves
-    while not search.done:
+    while not _suffices(search):
         options = {v: within(own, float("inf") if v in modes else slack) for v, own in enumerate(excess)}
         slack *= _GROWTH
         if not all(map(len, options.values())):

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from math import floor
 
 import numpy as np
 import pytest
@@ -227,10 +228,15 @@ def test_bounds_hold(name: str, seed: int, dear: bool, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(HubPrices, "climb", counted)
     reference = solver("cpsat-plain").solve(network, NO_LIMITS)
-    for gap, prices in ((0.0, ()), (0.05, ()), (0.0, (0.3,))):
+    for gap, prices in ((0.05, ()), (0.0, (0.3,)), (0.0, ())):
+        climbed.clear()
         answer = solver(name).solve(network, Limits(gap=gap, prices=prices))
         assert climbed
         assert_agrees(network, answer, reference)
+    enough = floor(climbed[0])
+    climbed.clear()
+    answer = solver(name).solve(network, Limits(enough=enough))
+    assert len(climbed) == 1 and enough <= answer.bound <= reference.bound
 
 
 @pytest.mark.parametrize("seed", [0, 4])
