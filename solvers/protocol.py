@@ -73,6 +73,12 @@ class Limits:
         """These limits with the larger of the two gaps."""
         return replace(self, gap=max(gap, self.gap))
 
+    def reaching(self, bound: int) -> "Limits":
+        """These limits with a cutoff so low that the search may end at this bound."""
+        share = 1 - Fraction(self.gap) if bound > 0 else 1 + Fraction(self.gap)
+        reached = math.ceil(bound / share)
+        return replace(self, cutoff=reached if self.cutoff is None else min(self.cutoff, reached))
+
     def ceiling(self, objective: int | None) -> int:
         """The cost that a new solution must beat, given the incumbent's cost `objective`."""
         known = [x for x in (objective, self.cutoff) if x is not None]

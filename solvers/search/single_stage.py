@@ -6,9 +6,6 @@ latencies and kernel launches are paid k times). If the solution fits the memory
 solved with the limit; only then are segments recomputed, which never pays if memory is plentiful.
 """
 
-from fractions import Fraction
-from math import ceil
-
 from ...formulation.encoding.overlap import overlapping_layers
 from ...formulation.network.network import INFINITE, Network, evaluate
 from ...formulation.strategies.tensor_classes import classes
@@ -48,19 +45,17 @@ def solve_single_stage(parts: PartNetworks, state: Proved, target: int, effort: 
     bounded = effort.level is Level.BOUNDED
     rough = effort.rough or bounded
     quick = rough or effort.level is Level.PRICED
-    cutoff = effort.cutoff
-    if bounded and target < INFINITE:  # a bound of `target` suffices
-        reached = ceil(target / (1 - Fraction(effort.gap)))
-        cutoff = reached if cutoff is None else min(cutoff, reached)
-    known = max(effort.seconds, 0.0), cutoff, effort.progress, effort.gap
+    known = max(effort.seconds, 0.0), effort.cutoff, effort.progress, effort.gap
     enough = target if effort.level is Level.CLOSED else INFINITE
     limits = Limits(*known, quick=quick, rough=rough, prices=effort.prices, enough=enough)
+    if bounded and target < INFINITE:  # a bound of `target` suffices
+        limits = limits.reaching(target)
     network = without_limit(encoding.network) if relaxed else encoding.network
     solution = parts.answered(network, limits)
     state.solved += 1
     state.interrupted |= solution.words == INTERRUPTED
     bound = solution.bound
-    if solution.status is Status.INFEASIBLE and cutoff is not None:  # nothing below the cutoff
+    if solution.status is Status.INFEASIBLE and limits.cutoff is not None:  # nothing below the cutoff
         bound = limits.ceiling(None)
     state.bound = max(state.bound, bound)
     if solution.proof is not None and solution.proof.parts:

@@ -49,8 +49,8 @@ def solve_narrowed(search: Search, solve: Solve) -> Solution | None:
     plain, rest = _plain(network, price), _REST
     for _ in range(_ROUNDS):
         prices = HubPrices(plain, price, known, tied, transient)
-        wanted = min(limits.enough, search.ceiling - rest * abs(search.ceiling))
-        prices.climb(rise, perf_counter() + _CLIMB * search.left, wanted)
+        wanted = min(limits.enough, search.ceiling)
+        prices.climb(rise, perf_counter() + _CLIMB * search.left, wanted - rest * abs(wanted))
         bound, excess = prices.options()
         if bound == INFINITE:
             return search.finish(_WORDS, infeasible=True)
@@ -112,21 +112,17 @@ def _of_few_options(
         if not is_narrow(few if together is None else together.network):
             break
         few = few if together is not None else replace(few, pairs=(), line=())
-        answer = solve(
-            few,
-            replace(
-                limits,
-                seconds=search.left,
-                quick=quick,
-                prices=(),
-                progress=None,
-                cutoff=search.ceiling if search.objective is not None else limits.cutoff,
-            ),
+        best = [x for x in (search.objective, limits.cutoff) if x is not None]
+        own = replace(
+            limits, seconds=search.left, quick=quick, prices=(), progress=None, cutoff=min(best, default=None)
         )
+        if proves and limits.enough < INFINITE:  # a better solution is not needed, nor a bound beyond the slack
+            own = own.reaching(min(limits.enough, bound + floor(slack / _GROWTH)))
+        answer = solve(few, own)
         found, search.prices, search.proof = answer, answer.prices, answer.proof
         if answer.assignment is not None:
             search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))
-        least = INFINITE if answer.status is Status.INFEASIBLE else answer.bound
+        least = own.ceiling(None) if answer.status is Status.INFEASIBLE else answer.bound
         search.raise_bound(min(least, bound + floor(slack / _GROWTH), search.ceiling))
         if answer.words == INTERRUPTED or (quick and search.objective is not None):
             break

@@ -237,6 +237,10 @@ def test_bounds_hold(name: str, seed: int, dear: bool, monkeypatch: pytest.Monke
     climbed.clear()
     answer = solver(name).solve(network, Limits(enough=enough))
     assert len(climbed) == 1 and enough <= answer.bound <= reference.bound
+    for more, gap in ((1, 0.0), (reference.bound, 0.05)):  # the latter is never reached
+        answer = solver(name).solve(network, Limits(enough=enough + more, cutoff=2 * reference.bound, gap=gap))
+        assert answer.bound <= reference.bound
+        assert answer.assignment is None or evaluate(network, answer.assignment).cost == answer.objective
 
 
 @pytest.mark.parametrize("seed", [0, 4])
