@@ -87,8 +87,8 @@ class Written:
     def use(self, term: VTensor) -> Hashable:
         """The use of a parameter whose gradient a term is, if that is summed for every use.
 
-        It is so where no writer keeps all of the parameter's part, or where the plan says so (`shard_gradients`), of
-        what several devices add up: what one has anyway it adds up in place.
+        It is where no writer keeps all of the parameter's part, and where the plan shards gradients that several
+        devices sum (`shard_gradients`); what one device has all of, it adds up in place.
         """
         if not self.builder.graph.of_parameter(term.tensor, GRADIENT):
             return None

@@ -9,8 +9,8 @@ raised to their exact values
 
 each a small problem without capacities: weights of its own, then lists (`copy_labels.py`), or where these are too long
 a program (`copy_program.py`), within its own gap, or up to what is asked for. Several entries have lists in common: the
-layouts at the ends are variables of these, and what entries cost so far is subtracted. Weights that prove more of an
-entry than was known bound all entries of its mode, too: the whole network's suit only the mode that is taken most.
+layouts at the ends are variables of these, and what entries cost so far is subtracted. Where weights of an entry raise
+its bound, they bound all other entries of its mode, too: those of the whole network suit the mode taken most.
 Within an interval of the largest transient use, every switch of the copy has a capacity: the upper end. The chain is
 solved again with the raised table, which is a lower bound in every entry, until its solution meets exact entries only.
 Then prices change as in `memory_price.py`: that solution is a cut. Solutions are offered, and mixtures of them; for
@@ -180,9 +180,9 @@ class CopyCosts:
         table[mode] = np.maximum(table[mode], self._weighed(c, {**self.weights, **weights}, [mode])[0])
 
     def _keep(self, place: Place, start: Start, least: float) -> None:
-        """Begin the next entries in the same mode with the weights of one that they prove to be more than `least`.
+        """Keep the weights that bound an entry by `least`, for the next entries in its mode to begin with.
 
-        If that is more than was known of it, they say more of the others, too.
+        If that is more than its bound so far, bound the others of its mode by them, too.
         """
         c, (mode, *_) = place
         self.starts[c, mode] = start

@@ -11,11 +11,11 @@ Unlike prices alone, it knows that layers are whole. It has no columns for entri
 more than `reach`, as a price says; `reach` is lower where these are too many, and the bound, too.
 
 The entries that its solution meets are raised (`copy_costs.py`) at the price that says most of them, no farther than
-the search asks for: what is dearer needs no exact cost. The first ones say that another price is dearer, as weights
-were of all copies alike: that one takes the first one's place (`copy_prices.py`). Once copies in other modes lead to no
-better solutions, entries that cost nearly as little are raised with those that are met. When all that are met are
-exact, the labels found (`copy_mixtures.py`) tell at which price these numbers of entries would cost most, and that one
-is added.
+the search asks for: what is dearer needs no exact cost. The first price was found where all copies were alike; if the
+copies raised first would cost much more at another one, the search moves half of the way to it (`copy_prices.py`). Once
+copies in other modes lead to no better solutions, entries that cost nearly as little are raised with those that are
+met. When all that are met are exact, the labels found (`copy_mixtures.py`) tell at which price these numbers of entries
+would cost most, and that price is added.
 """
 
 from collections import Counter
@@ -48,12 +48,12 @@ _COLUMNS = 1 << 11  # of a program
 _CYCLES = 48  # after which a program is given up
 _ROUNDED = 1.0  # ns
 _NODES, _SECONDS, _GAP = 2000, 5.0, 1e-5  # of a program
-_SPARE = 1.5  # times a copy's share of what the price's bound lacks: by so much its entry is raised
-_OF_MODES = 20.0  # times the gap of entries that are met: that of the same copies in other modes
+_SPARE = 1.5  # an entry is raised by this times its copy's share of what the bound lacks
+_OF_MODES = 20.0  # the gap of copies in other modes, as a multiple of that of the entries met
 _COLUMN = 1e-4  # seconds for each, and price
 _PRICES = 12
-_OF_LACK = 0.1  # of a copy's share: at first entries are raised to within so much
-_MOVED = 5.0  # times what is left open: what another price must say more, to be taken in place of the first one
+_OF_LACK = 0.1  # the gap of entries at first, as a share of what their copies lack
+_MOVED = 5.0  # the least gain for which the first price is replaced, as a multiple of what may be left open
 _OF_GAP = 0.1  # of the gap of the search: left open by the copies of a solution, and what prices may add in the end
 _TIMES, _MORE = 2.0, 20.0  # times the work for pricing, plus seconds
 
@@ -153,8 +153,9 @@ class _Counting:
         return True
 
     def _move(self, fewest: _Fewest) -> None:
-        """Go half of the way from the only price so far to that at which the copies found would cost most, if that says
-        much more of them; in any mode, as long as other modes lead to better solutions.
+        """Move the only price half of the way to that at which the copies found cost most, if that is much more.
+
+        Copies count in their cheapest mode. Nothing moves once other modes lead to no better solutions.
         """
         if len(self.cuts) > 1 or not self.all_modes or self.search.done:
             return
