@@ -112,18 +112,19 @@ def _of_few_options(
         if not is_narrow(few if together is None else together.network):
             break
         few = few if together is not None else replace(few, pairs=(), line=())
+        proved = bound + floor(slack / _GROWTH)  # of all assignments with other options
         best = [x for x in (search.objective, limits.cutoff) if x is not None]
         own = replace(
             limits, seconds=search.left, quick=quick, prices=(), progress=None, cutoff=min(best, default=None)
         )
         if proves and limits.enough < INFINITE:  # a better solution is not needed, nor a bound beyond the slack
-            own = own.reaching(min(limits.enough, bound + floor(slack / _GROWTH)))
+            own = own.reaching(min(limits.enough, proved))
         answer = solve(few, own)
         found, search.prices, search.proof = answer, answer.prices, answer.proof
         if answer.assignment is not None:
             search.offer(tuple(int(options[v][x]) for v, x in enumerate(answer.assignment)))
         least = own.ceiling(None) if answer.status is Status.INFEASIBLE else answer.bound
-        search.raise_bound(min(least, bound + floor(slack / _GROWTH), search.ceiling))
+        search.raise_bound(min(least, proved, search.ceiling))
         if answer.words == INTERRUPTED or (quick and search.objective is not None):
             break
     return found
