@@ -3,7 +3,8 @@
 The runs of each model are held out in turn, and the numbers of `FITTED` fitted to the runs of all other models: by the
 least squares of the logarithms of ratios, of which those far from the others count less. Plans stay those that the
 machine's own numbers make. Each is priced once more for every number, a little changed: the streams of its windows
-(`codegen.pricing.price_items.Overlap`) are linear in what the numbers cost, and the step follows from them.
+(`codegen.pricing.price_items.Overlap`) are linear in what the numbers cost, and the step follows from them. A pipeline
+that is priced slot by slot is taken to differ by the same factor from its formula, whatever the numbers are.
 
 A number's cost is a factor: at 1.1 a rate is divided by 1.1, and ns are multiplied by it.
 """
@@ -11,13 +12,14 @@ A number's cost is a factor: at 1.1 a rate is divided by 1.1, and ns are multipl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..codegen.plan.plan import Plan
 from ..codegen.pricing.on_machine import on_machine
+from ..codegen.pricing.plan_price import plan_price
 from ..codegen.pricing.price_items import StagePrice
 from ..codegen.pricing.stage_price import stage_price
 from ..formulation.pipeline.configuration import waited
@@ -65,17 +67,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a plan as a function of what a machine's numbers cost."""
+    """A step of a plan as a function of what a machine's numbers cost.
+
+    `slots`: the step as it is priced, by the formula's on the machine itself; 1 where the formula is the price.
+    """
 
     stages: tuple[Stage, ...]
     devices: int
     rounds: int | None
+    slots: float = 1.0
 
     def seconds(self, costs: Sequence[float] | Array) -> float:
         at = np.array([1.0, *np.asarray(costs) - 1])
         busy = [stage.ns(at) for stage in self.stages]
         loads = [sum(busy[device :: self.devices]) for device in range(self.devices)]
-        return waited(round(max(loads)), round(sum(loads)), self.rounds) / 1e9
+        return self.slots * waited(round(max(loads)), round(sum(loads)), self.rounds) / 1e9
 
 
 def step_of(plan: Plan, machines: Sequence[Machine]) -> Step:
@@ -88,7 +94,9 @@ def step_of(plan: Plan, machines: Sequence[Machine]) -> Step:
         if key not in known:
             known[key] = _stage([stage_price(each.parts[number]) for each in on])
         found.append(known[key])
-    return Step(tuple(found), plan.size, plan.schedule.rounds(plan.chunks, plan.micro_batches))
+    by_formula = Step(tuple(found), plan.size, plan.schedule.rounds(plan.chunks, plan.micro_batches))
+    priced_s = plan_price(on[0]).objective_ns / 1e9
+    return replace(by_formula, slots=priced_s / by_formula.seconds([1.0] * (len(machines) - 1)))
 
 
 def _stage(prices: Sequence[StagePrice]) -> Stage:

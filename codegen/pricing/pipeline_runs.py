@@ -105,8 +105,8 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    A device ends with the updates of its stages. Where messages pass between slots and there are several
-    micro-batches, no slot is shorter than its message: so none waits for the link.
+    A device ends with the updates of its stages. Where messages pass between slots, one of several micro-batches is
+    no shorter than its message: so none waits for the link.
     """
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)

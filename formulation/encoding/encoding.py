@@ -14,6 +14,7 @@ from ..strategies.operator_options import OperatorOptions
 from ..strategies.tensor_classes import Classes
 from ..strategies.transitions import Table
 from ..weights.storage import Storage
+from .overlap import windows_of_layer
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Encoding:
         """True if the assignment leaves what a variable decides on out of the program."""
         last = len(self.network.variables[variable].cost) - len(self.bundled.get(variable, ())) - 1
         return variable in self.optional and self.option(assignment, variable)[0] == last
+
+    @property
+    def backward_windows(self) -> tuple[int, ...]:
+        """The windows of layers' backwards, those of the last micro-batch included."""
+        each = windows_of_layer(self.micro_batches)
+        return tuple(w for w in range(len(self.network.windows)) if w % each)
 
     @property
     def fixed_bytes(self) -> int:

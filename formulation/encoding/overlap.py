@@ -38,6 +38,12 @@ from ..strategies.tensor_classes import Classes
 from ..weights.buckets import cut_into_buckets
 from .recomputable_segments import recomputable_segments, uncertain
 
+
+def windows_of_layer(micro_batches: int) -> int:
+    """The windows of a layer: forward, backward, and backward of the last of several micro-batches."""
+    return 2 if micro_batches == 1 else 3
+
+
 KERNELS, TRAFFIC, HOST = range(3)
 """The streams of a window: G, W, and what the host needs, which may be missing."""
 

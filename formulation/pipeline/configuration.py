@@ -6,15 +6,15 @@ its work once a step. All stages wait for the slowest, and once for all others:
 
     step = max_s W_s + ⌈(Σ_s W_s - max_s W_s) / (K v)⌉
 
-For equal stages that is exactly the step of 1F1B and interleaved 1F1B (v chunks a device shorten the waiting;
-their W is summed by device). For unequal ones it holds for any shares of forward and backward: with K t_s = W_s, a
-micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is
-slowest forward and another backward: 1F1B by some hundredths.
+For equal stages that is exactly the step of interleaved 1F1B (v chunks a device shorten the waiting; their W is summed
+by device). For unequal ones it holds for any shares of forward and backward: with K t_s = W_s, a micro-batch passes all
+stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is slowest forward and
+another backward.
 
-GPipe is priced slot by slot, and the formula of its slots bounds it: the stages without their messages, of which all
-are sent once besides, and without updates but the first stage's, which ends last (`formula_bounds`). Chimera is bounded
-by its slots too, without messages, and with the updates of the device that ends last: of the first and the last stage
-(`bounded_by_slots`).
+1F1B is priced slot by slot, with a bound of its own (`solvers/search/one_f_one_b_bound.py`). GPipe is too, and the
+formula of its slots bounds it: the stages without their messages, of which all are sent once besides, and without
+updates but the first stage's, which ends last (`formula_bounds`). Chimera is bounded by its slots too, without
+messages, and with the updates of the device that ends last: of the first and the last stage (`bounded_by_slots`).
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the

@@ -39,7 +39,7 @@ class Schedule:
 
     `has_step_formula`: the step is the formula in `configuration.py`, with which search and prices are exact for equal
     stages. Else the step is priced slot by slot, and the search minimises a lower bound of it. `formula_bounds`: that
-    bound is the formula, of the slots alone and the updates of the first stage.
+    bound is the formula, or for 1F1B one of its own, of the slots alone and the updates of the first stage.
 
     `admits(devices, micro_batches)`: False for numbers of micro-batches that the schedule cannot run; `needs` puts that
     in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to
@@ -283,7 +283,7 @@ def _one_a_device(devices: int, micro_batches: int) -> bool:
     return micro_batches >= devices  # so that no gradients are older than a step
 
 
-ONE_F_ONE_B = Schedule("1f1b", "1F1B", device_orders.one_f_one_b, has_step_formula=True, copied=True)
+ONE_F_ONE_B = Schedule("1f1b", "1F1B", device_orders.one_f_one_b, formula_bounds=True, copied=True)
 EAGER = Schedule("eager-1f1b", "eager 1F1B", device_orders.eager_one_f_one_b, copied=True)
 """Zhuang et al., On Optimizing the Communication of Model Parallelism, MLSys 2023."""
 GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, formula_bounds=True, copied=True)

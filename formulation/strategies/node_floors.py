@@ -1,6 +1,7 @@
 """Lower bounds on the time of nodes: an even share of the work, whatever the mesh, its placement and layouts."""
 
 from collections.abc import Hashable
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -8,10 +9,14 @@ import numpy.typing as npt
 
 from ...model.graph.boundaries import stage_local
 from ...model.graph.pcg import PCG, SOURCES, form_of
+from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.machine import Machine
 from ...model.machine.precision import Precision
+from ...model.machine.precision import precision as precision_of
 from ...model.machine.roofline import backward_factor, least_ratios, passes_ns
 from ...model.operators.operator import operator
+from ...model.optimizers import optimizer_states
+from ...model.training import Training
 from ..bundles.bundles import find_bundles
 from .alternatives import Alternatives
 from .fusion import fused_operands
@@ -60,6 +65,21 @@ def floors_ns(
                 each.append(found[form])
             result[:, index] = np.min(each, axis=0)
     return result
+
+
+def update_floor_ns(pcg: PCG, machine: Machine, count: int, training: Training, bundles: bool) -> int:
+    """Lower bound on the update of the weights of a graph on `count` of the devices, once a step.
+
+    Without weights that other stages have too, or some alternative does without, and tables with sparse gradients;
+    `bundles`: none where only some devices may have those of parallel branches.
+    """
+    if bundles and find_bundles(pcg):
+        return 0
+    moved = precision_of(training.dtype).update_traffic(optimizer_states(training.optimizer))
+    every = ({*pcg.of("parameter")} & pcg.plain) - sparse_tables(pcg).keys()
+    own = (pcg.nodes[i].numel for i in every if pcg.nodes[i].gradient and pcg.nodes[i].get("stages", 1) == 1)
+    rate = machine.device.memory_bandwidth / 1e9 * count
+    return sum(ceil(moved * numel / rate * (1 - 1e-9)) for numel in own)
 
 
 def _floor_ns(

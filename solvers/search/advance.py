@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 from ...formulation.network.network import INFINITE
@@ -12,12 +13,16 @@ from ..protocol import Limits, Solver
 from .cut_search import search_cuts
 from .merged_device_bound import MergedDeviceBound
 from .part_bounds import ANY, PartAnswer, Query
+from .part_encoding import View
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .result import Solved, StepNs
 from .shared_operators import beside
 from .single_stage import solve_single_stage
 from .state import BOUNDS, Effort, Proved, Stages
+
+_CLOSE = 1e-3
+"""Share of a step for which no other plan is sought."""
 
 
 class Task(NamedTuple):
@@ -65,31 +70,49 @@ def advance(task: Task) -> tuple[Proved, Stages | None]:
 def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort) -> Stages | None:
     """The better plan of two: of the least bound by slots, and of the least step by the formula, priced by slots too.
 
-    The formula counts updates and messages of all stages in full; slots leave most of them out of the bound.
+    The formula counts updates and messages of all stages in full; slots leave most of them out of the bound. Its plan
+    is sought if the first one is not within the gap, or close to its bound.
     """
+    began, before, configuration = time.monotonic(), state.solved, task.configuration
     if state.bound >= task.target:
         return None
-    began, configuration = time.monotonic(), task.configuration
     if state.by_formula is None:
         state.by_formula = Proved(known=state.known.with_less_room(0))  # which counts no less
-    own, solved = state.by_formula, state.by_formula.solved
+    own, found = state.by_formula, list[Stages]()
+    parts.in_full = own.known
+
+    def left() -> Effort:
+        cutoff = min([effort.cutoff or INFINITE, *(made.objective for made in found)])
+        return replace(
+            effort,
+            seconds=effort.seconds - (time.monotonic() - began),
+            networks=effort.networks - (state.solved - before),
+            cutoff=cutoff if cutoff < INFINITE else None,
+        )
+
+    def target() -> int:
+        return min([task.target, *(Limits(gap=effort.gap).ceiling(made.objective) for made in found)])
+
+    def price(stages: Stages | None) -> None:
+        if stages is not None and (stages.bounds, stages.answers) not in [(x.bounds, x.answers) for x in found]:
+            found.extend(made for made in [_priced(task, parts, stages)] if made is not None)
+
+    price(search_cuts(parts, configuration, state, target(), left()))
+    if state.bound >= min([target(), *(ceil(made.objective * (1 - _CLOSE)) for made in found)]):
+        return replace(found[0], formula_step=INFINITE) if found else None
     whole = PartNetworks(task.pipeline, configuration.by_formula, parts.solver)
-    first = search_cuts(whole, whole.configuration, own, task.formula_target, effort)
+    solved = own.solved
+    first = search_cuts(whole, whole.configuration, own, task.formula_target, replace(left(), cutoff=None))
     parts.add_work(whole)
     state.solved += own.solved - solved
-    left, target, found = effort.seconds - (time.monotonic() - began), task.target, list[Stages]()
     if first is not None:
         ends = list(pairwise(first.bounds))
         answers = tuple(parts.in_slots(*between, answer) for between, answer in zip(ends, first.answers, strict=True))
-        made = _priced(task, parts, replace(first, objective=0, answers=answers))
+        price(replace(first, objective=0, answers=answers))
         for between, answer in zip(ends, answers, strict=True):
             state.known.add(parts.kind(*between), _query_of(answer), answer)
-        if made is not None:
-            target = min(target, Limits(gap=effort.gap).ceiling(made.objective))
-            found.append(made)
-    networks = effort.networks - (own.solved - solved)
-    second = search_cuts(parts, configuration, state, target, replace(effort, seconds=left, networks=networks))
-    found += [made for made in [_priced(task, parts, second)] if made is not None]
+    if found:
+        price(search_cuts(parts, configuration, state, target(), left()))
     best = min(found, key=lambda stages: stages.objective, default=None)
     return None if best is None else replace(best, formula_step=INFINITE if first is None else first.objective)
 
@@ -104,14 +127,15 @@ def _priced(task: Task, parts: PartNetworks, stages: Stages | None) -> Stages | 
     if stages is None or task.step_ns is None:
         return stages
     problem, configuration = task.pipeline.problem, task.configuration
-    solved = _decoded(parts, stages)
+    slots = configuration.formula_bounds  # these networks are at hand, and plans are priced by themselves
+    solved = _decoded(parts, stages, View.BOUND if slots else View.PRICED)
     exact = None if solved is None else task.step_ns(problem, configuration, stages.bounds, solved)
     may_be_less = problem.pcg.alternatives or configuration != configuration.whole  # or stages leave a larger share
     assert exact is None or exact >= stages.objective or may_be_less, (exact, stages.objective)
     return None if exact is None else replace(stages, objective=exact)
 
 
-def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...] | None:
+def _decoded(parts: PartNetworks, stages: Stages, view: View = View.PRICED) -> tuple[Solved, ...] | None:
     """The networks and assignments of the stages; an answer that ignored memory belongs to the network that does.
 
     After them that of what all devices share, if any; None: it does not fit beside these stages.
@@ -120,7 +144,7 @@ def _decoded(parts: PartNetworks, stages: Stages) -> tuple[Solved, ...] | None:
     flights = (configuration.in_flight(s) if a.in_flight else 0 for s, a in enumerate(stages.answers))
     ends = pairwise(stages.bounds)
     solved = tuple(
-        parts.decoded(i, j, flight, answer)
+        parts.decoded(i, j, flight, answer, view)
         for (i, j), flight, answer in zip(ends, flights, stages.answers, strict=True)
     )
     if not configuration.schedule.interlaced:

@@ -92,7 +92,7 @@ class ConfigurationSearch:
         self.axis_orders: list[Candidate] = []  # glanced at, all of them, before a first plan of the best one is sought
         self.leader: Candidate | None = None  # the incumbent's
         self.target = limits.ceiling(None)  # configurations with a bound below it stay open
-        self.formula_step: int | None = None  # the least of all plans, of GPipe by the formula
+        self.formula_step: int | None = None  # the least of all plans, of those priced by slots by the formula
         self.running: deque[Work] = deque()
         self.interrupted = False
 

@@ -7,6 +7,7 @@ for all others. So few parts, and few layouts, are ever solved. Layouts of share
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import chain, pairwise, product
@@ -21,6 +22,7 @@ from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from ...model.graph.layout import Layout
 from .interval_bounds import BoundTables, max_adjacent_sum, max_disjoint_sum, positions_by_kind
+from .one_f_one_b_bound import OneFOneBBound
 from .paired_cut import best_pairs
 from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .repeated_bound import BothWaysBound, FinishBound
@@ -57,7 +59,12 @@ class Parts(Protocol):
 
     @property
     def messages(self) -> Times | None:
-        """[n]: the least messages across each boundary that a step takes besides, if its formula bounds it."""
+        """[2, n]: the least messages across each boundary, ahead and back, that a step takes besides; None: none."""
+        ...
+
+    @property
+    def slots(self) -> OneFOneBBound | None:
+        """Bound on the step of 1F1B, slot by slot."""
         ...
 
     @property
@@ -86,6 +93,18 @@ class Parts(Protocol):
         """The least time of a part."""
         ...
 
+    def least_backward(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on the backwards of a part in a step."""
+        ...
+
+    def least_updated(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on all that a part does in a step, its updates included, but for messages."""
+        ...
+
+    def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
+        """The least time of a part whose update takes no longer than `most`; None: it never does."""
+        ...
+
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
         """Lower bound on the memory that a part adds to any part that contains it."""
         ...
@@ -96,7 +115,7 @@ def search_cuts(
 ) -> Stages | None:
     """Raise the bound of a configuration to `target`, or until its best plan is proved within the effort; that plan.
 
-    `effort.cutoff` is not used: it follows from `target`.
+    `effort.cutoff`: plans with such a step are of no use; bounds may then be of the others, and no more than it.
     """
     return _CutSearch(parts, configuration, state, target, effort).run()
 
@@ -112,7 +131,8 @@ class _CutSearch:
         self.target, self.effort = target, effort
         self.until, self.most_solved = monotonic() + effort.seconds, state.solved + effort.networks
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
-        self.finish_bound, self.messages = parts.finish_bound, parts.messages
+        self.finish_bound, self.slots = parts.finish_bound, parts.slots
+        self.messages = None if parts.messages is None else parts.messages.sum(axis=0)
         self.beside_ns = parts.beside.ns - configuration.rounding_ns
         self.count = len(self.floors)
         self.kinds = positions_by_kind(parts.stages, parts.kind, parts.shared)
@@ -121,6 +141,9 @@ class _CutSearch:
         self.times: dict[tuple[int, tuple[LayoutSet, ...]], Times] = {}
         self.lower_bounds: dict[int, Times] = {}
         self.by_subparts: dict[int, Times] = {}
+        self.without_long: set[tuple[Hashable, Query]] = set()  # solved without long updates
+        self.larger_ways: dict[int, Times] = {}
+        self.updated_times: dict[int, Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
 
     def run(self) -> Stages | None:
@@ -145,6 +168,8 @@ class _CutSearch:
                 return None
             layouts, storage = self._disagreements(places, found), self._storage_disagreements(places, found)
             if not layouts and not storage:
+                if self._learn_slots(places, queries, found) or self._forbid_long_updates(places, queries, found):
+                    continue
                 step = self._step_ns(places, [a.objective or 0 for a in found])
                 return Stages(step, tuple(b for b, _ in places), found)
             self.bound_tables.split(_split(state.layout_sets, layouts))
@@ -156,7 +181,8 @@ class _CutSearch:
     def raise_bound(self) -> tuple[list[Place], list[Query]] | None:
         """The master's choice: places and queries; None if there is no path."""
         chosen = self._choose()
-        self.state.bound = max(self.state.bound, INFINITE if chosen is None else chosen[0])
+        found = INFINITE if chosen is None else chosen[0]
+        self.state.bound = max(self.state.bound, min(found, self.state.assumed))
         return None if chosen is None else chosen[1:]
 
     def _choose(self) -> tuple[int, list[Place], list[Query]] | None:
@@ -168,7 +194,7 @@ class _CutSearch:
         for shared in product(*(self.state.shared.get(w, (ANY,)) for w in weights)):
             flights = [self._in_flight(s) for s in range(p)]
             times = {f: self._stage_times(f, shared) for f in set(flights)}
-            path = self._best_path([times[f] for f in flights])
+            path = self._best_path([times[f] for f in flights], flights)
             if path is None:
                 continue
             step = min(path.objective + self.beside_ns, INFINITE)
@@ -179,9 +205,13 @@ class _CutSearch:
             best = step, taken, queries
         return best
 
-    def _best_path(self, busy: list[Times]) -> CutPath | None:
+    def _best_path(self, busy: list[Times], flights: list[int]) -> CutPath | None:
         """The path over places with the least bound on the step if stages are busy so long."""
-        at, finish = [b for b, _ in self.places], self._finish_times(busy)
+        at = np.array([b for b, _ in self.places])
+        if self.slots is not None:
+            larger, updated = ([of(f)[np.ix_(at, at)] for f in flights] for of in (self._larger_way, self._updated))
+            return self.slots.best_path(at, busy, larger, updated)
+        finish = self._finish_times(busy)
         if isinstance(self.finish_bound, BothWaysBound):
             return best_pairs(busy, finish, self.finish_bound.around[at])
         sent = None if self.messages is None else self.messages[at]
@@ -207,8 +237,87 @@ class _CutSearch:
         return found
 
     def _step_ns(self, places: list[Place], busy: Sequence[int]) -> int:
+        if self.slots is not None:
+            bounds = [b for b, _ in places]
+            stages = [(self._in_flight(s), ends) for s, ends in enumerate(pairwise(bounds))]
+            larger, updated = ([int(of(f)[ends]) for f, ends in stages] for of in (self._larger_way, self._updated))
+            return self.beside_ns + self.slots.step_ns(bounds, busy, larger, updated)
         sent = 0 if self.messages is None else int(sum(self.messages[b] for b, _ in places))
         return self.beside_ns + sent + self.configuration.step_ns(self._stage_finish_times(places, busy))
+
+    def _larger_way(self, in_flight: int) -> Times:
+        """[n, n]: lower bounds on the longer of forward and backward of every part in a step."""
+        if in_flight not in self.larger_ways:
+            assert self.slots is not None
+            found = self._raised(self.slots.larger_way, self.state.known.backward, in_flight)
+            self.larger_ways[in_flight] = found
+        return self.larger_ways[in_flight]
+
+    def _updated(self, in_flight: int) -> Times:
+        """[n, n]: lower bounds on all that every part does in a step, updates included; 0 where nothing is known."""
+        if in_flight not in self.updated_times:
+            found = self._raised(np.zeros_like(self.floors), self.state.known.updated, in_flight)
+            self.updated_times[in_flight] = found
+        return self.updated_times[in_flight]
+
+    def _raised(self, least: Times, known: Mapping[Hashable, Mapping[int, int]], in_flight: int) -> Times:
+        """The times of parts, raised to what is known of their kinds with no more micro-batches in flight."""
+        found = least.copy()
+        for kind, own in known.items():
+            proved = max((ns for flight, ns in own.items() if flight <= in_flight), default=0)
+            for starts, ends in self.kinds.get(kind, ()):
+                found[starts, ends] = np.maximum(found[starts, ends], proved)
+        return found
+
+    def _learn_slots(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
+        """Bound backwards, and all with updates, of stages where the step may depend on them; False if in none."""
+        if self.slots is None:
+            return False
+        state, bounds, busy = self.state, [b for b, _ in places], [a.objective or 0 for a in answers]
+        short, long = (
+            ceil(ns / (1 - Fraction(self.effort.gap) / 2)) for ns in (state.bound, self._step_ns(places, busy))
+        )
+        solved, effort, known = state.solved, replace(self.effort, cutoff=None), state.known
+        ways = [int(self._larger_way(q.in_flight)[ends]) for q, ends in zip(queries, pairwise(bounds), strict=True)]
+        last = self.slots.ends_ns(bounds, busy, ways, [a.planned for a in answers])
+        for s, waiting in enumerate(self.slots.waiting_ns(bounds, busy)):
+            (i, j), flight = bounds[s : s + 2], queries[s].in_flight
+            for is_needed, found, solve in (
+                (waiting > long, known.backward, self.parts.least_backward),
+                (s > 0 and last[s] > short, known.updated, self.parts.least_updated),  # the first one's counts
+            ):
+                own = found.setdefault(self.parts.kind(i, j), {})
+                if is_needed and flight not in own:
+                    own[flight] = solve(i, j, flight, effort)
+                    state.solved, self.larger_ways, self.updated_times = state.solved + 1, {}, {}
+        return state.solved > solved
+
+    def _forbid_long_updates(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
+        """Solve stages again whose update alone makes the step too long, without such updates; False if none is.
+
+        What is proved then holds for all plans whose step is below the cutoff.
+        """
+        if self.slots is None or self.effort.cutoff is None:
+            return False
+        state, solved, cutoff = self.state, self.state.solved, self.effort.cutoff
+        for s, (query, answer) in enumerate(zip(queries, answers, strict=True)):
+            (i, j), kind = (places[s][0], places[s + 1][0]), self.parts.kind(places[s][0], places[s + 1][0])
+            first = min(int(starts.min()) for starts, _ in self.kinds[kind])  # of all parts that are alike
+            slots = state.known.bound(kind, query)
+            if self.configuration.waits_for_messages:  # no update waits for the message back, which is in the bound
+                slots = int(self.slots.least_busy[i, j])
+            before = int(self.slots.forward[first]) + slots
+            long = answer.planned - (answer.objective or 0)
+            if s == 0 or before + long < cutoff or (kind, query) in self.without_long:
+                continue
+            self.without_long.add((kind, query))
+            effort = replace(self.effort, cutoff=None, seconds=self.until - monotonic())
+            found = self.parts.solve_without_long_updates(i, j, query, effort, cutoff - 1 - before)
+            if found is not None:
+                state.known.replace(kind, query, answer, found)
+                state.assumed, state.solved, self.times = min(state.assumed, cutoff), state.solved + 1, {}
+                self.bound_tables.learn(kind, query, found.bound)
+        return state.solved > solved
 
     def _places(self) -> tuple[list[Place], npt.NDArray[np.int64]]:
         """All places, and the index of the first one of every boundary."""
@@ -316,6 +425,7 @@ class _CutSearch:
     def _stages_to_solve(self, busy: Sequence[int]) -> list[int]:
         """Stages to solve, longest first; at bounding levels without those that can add little to the bound."""
         order, rounds = sorted(range(len(busy)), key=lambda s: -busy[s]), self.configuration.rounds
+        rounds = self.configuration.devices if self.slots is not None else rounds
         slack = inf if rounds is None else _SLACK_SHARE * self.effort.gap * max(busy) * rounds
         while self.effort.level < Level.PRICED and len(order) > 1 and slack >= max(busy) - busy[order[-1]] > 0:
             slack -= max(busy) - busy[order.pop()]

@@ -81,7 +81,8 @@ class PartAnswer:
     micro-batches (None: none was found). `inside`: lower bound for every part that contains this one with at least as
     many in flight; ignoring memory, such bounds of disjoint parts add up. `missing`: lower bound on the bytes that a
     part lacks if it does not fit (0: unknown). `refusal`: why the part could not be encoded. `prices`: ns per byte that
-    prove the bound where memory is scarce.
+    prove the bound where memory is scarce. `planned`: ns of the solution with all updates and messages, where the
+    objective leaves some out.
     """
 
     bound: int
@@ -93,6 +94,7 @@ class PartAnswer:
     missing: int | None = None
     refusal: str = ""
     prices: tuple[float, ...] = ()
+    planned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,17 @@ class PartBounds:
 
     answers: dict[Hashable, list[tuple[Query, PartAnswer]]] = field(default_factory=dict)
     memory_needs: dict[Hashable, dict[int, MemoryNeed]] = field(default_factory=dict)  # by micro-batches in flight
+    backward: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: ns of a step, at least
+    updated: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: of all, updates included
 
     def add(self, kind: Hashable, query: Query, answer: PartAnswer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))
+
+    def replace(self, kind: Hashable, query: Query, worse: PartAnswer, answer: PartAnswer) -> None:
+        """Add an answer instead of one whose solution is of no use; its bound stays."""
+        bare = replace(worse, objective=None, assignment=None, in_flight=0, ends=((), (), ()))
+        self.answers[kind] = [(q, bare if a.assignment == worse.assignment else a) for q, a in self.answers[kind]]
+        self.add(kind, query, answer)
 
     def inherit(self, other: PartBounds) -> None:
         """Take over the bounds that ignore memory from a configuration with a coarser split into micro-batches."""
@@ -138,7 +148,8 @@ class PartBounds:
             kind: {flight: replace(need, room=need.room - less) for flight, need in own.items()}
             for kind, own in self.memory_needs.items()
         }
-        return PartBounds(bounds, needs)
+        backward, updated = ({k: {**own} for k, own in of.items()} for of in (self.backward, self.updated))
+        return PartBounds(bounds, needs, backward, updated)
 
     def bound(self, kind: Hashable, query: Query) -> int:
         """Lower bound on a query, in ns."""

@@ -29,11 +29,14 @@ class View(Enum):
     of the first stage and, in two directions, of the last one; of unequal stages also the first message, and of one
     micro-batch all messages, each with its sender. `PLAN`: all
     that a stage does, each message with its sender, so that a solution is good in all that may be the longest.
+    `SLOTS`: the slots alone. `UPDATED`: the slots and the updates. Both are without messages.
     """
 
     PRICED = "priced"
     BOUND = "bound"
     PLAN = "plan"
+    SLOTS = "slots"
+    UPDATED = "updated"
 
 
 _KEPT_BYTES = 1 << 31  # of networks that may be asked for again
@@ -63,7 +66,7 @@ def encoding(
     return _encoding(pipeline, configuration, part, in_flight, stage)
 
 
-@recent(count=6, most_bytes=_KEPT_BYTES, size=_bytes_of)
+@recent(count=12, most_bytes=_KEPT_BYTES, size=_bytes_of)
 def _encoding(
     pipeline: PipelineProblem, configuration: Configuration, part: tuple[int, int], in_flight: int, stage: StageContext
 ) -> Encoding:
@@ -107,7 +110,9 @@ def in_view(configuration: Configuration, part: tuple[int, int], last: int, in_f
     if view is View.PLAN:
         return StageContext(kept)
     ends_last = part[0] == 0 or (configuration.directions > 1 and part[1] == last)
-    return StageContext(kept, without_messages=not configuration.waits_for_messages, without_updates=not ends_last)
+    updates = view is View.UPDATED or (ends_last and view is View.BOUND)
+    messages = view is View.BOUND and configuration.waits_for_messages
+    return StageContext(kept, without_messages=not messages, without_updates=not updates)
 
 
 @lru_cache(maxsize=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby, pairwise
 from math import ceil
@@ -23,7 +23,8 @@ from ...model.graph.segments import divided_layers, segments
 from ..elimination.transient_memory import without_windows
 from ..protocol import INTERRUPTED, Limits, Solution, Solver, Status
 from .memory_limits import least_use, without_limit
-from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
+from .one_f_one_b_bound import OneFOneBBound
+from .part_bounds import ANY, Ends, Layouts, LayoutSet, MemoryNeed, PartAnswer, PartBounds, Query
 from .part_encoding import View, encoding
 from .pipeline_problem import PipelineProblem
 from .repeated_bound import FinishBound
@@ -42,7 +43,8 @@ class PartNetworks:
     """The `Parts` of a model in one configuration, solved as cost networks.
 
     `options`: the options of the largest network so far; `solving`: seconds inside the solver. `refused`: networks for
-    which it gave nothing though it had time, with its words.
+    which it gave nothing though it had time, with its words. `in_full`: answers of networks with all that stages do,
+    where bounds are of slots alone.
     """
 
     pipeline: PipelineProblem
@@ -52,6 +54,7 @@ class PartNetworks:
     solving: float = 0.0
     refused: int = 0
     solver_words: str = ""
+    in_full: PartBounds = field(default_factory=PartBounds)
 
     @property
     def merged(self) -> int:
@@ -85,6 +88,10 @@ class PartNetworks:
     @property
     def messages(self) -> Times | None:
         return self.pipeline.message_floors(self.configuration) if self.configuration.formula_bounds else None
+
+    @property
+    def slots(self) -> OneFOneBBound | None:
+        return self.pipeline.one_f_one_b(self.configuration, self.messages)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:
@@ -132,37 +139,79 @@ class PartNetworks:
         inside = solution.bound if bounded else 0
         if solution.assignment is None or (bounded and not whole):
             return PartAnswer(solution.bound, inside=inside, prices=prices)
-        bound, flights = solution.bound, query.in_flight
+        bound, flights, planned = solution.bound, query.in_flight, 0
         if self.configuration.bounded_by_slots and not (whole or self.configuration.waits_for_messages):
             if effort.rough or (effort.cutoff is not None and bound >= effort.cutoff):
                 return PartAnswer(bound, prices=prices)
-            solution = self._as_planned(i, j, query, replace(effort, cutoff=None))
-            if solution.assignment is None:
+            full = self._as_planned(i, j, query, replace(effort, cutoff=None))
+            if full.assignment is None:
                 return PartAnswer(bound, prices=prices)
-            verdict = evaluate(found.network, solution.assignment)
-            solution = replace(solution, objective=verdict.cost)
+            verdict, planned = evaluate(found.network, full.assignment), full.objective or 0
+            solution = replace(solution, objective=verdict.cost, assignment=full.assignment)
+        elif self.configuration.bounded_by_slots and not whole and i > 0:
+            updated = self.encoding(i, j, flights, view=View.UPDATED).network
+            planned = evaluate(updated, solution.assignment or ()).cost
         assert solution.assignment is not None
         ends = variables.ends(solution.assignment)
-        return PartAnswer(bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices)
+        return PartAnswer(
+            bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices, planned=planned
+        )
 
-    def _as_planned(self, i: int, j: int, query: Query, effort: Effort) -> Solution:
+    def _as_planned(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
         """A solution that is short in all that a stage does, where the bound counts its slots alone."""
+        kind, known = self.kind(i, j), self.in_full
+        best = known.best(kind, query)
+        if best is not None and (best.objective or 0) * (1 - Fraction(effort.gap)) <= known.bound(kind, query):
+            return best
         found = self.encoding(i, j, query.in_flight, view=View.PLAN)
-        network = self._in_share(_Variables(found, tuple(self.pipeline.weights)).restricted(query))
-        return self._solved(network, effort)
+        variables = _Variables(found, tuple(self.pipeline.weights))
+        solution = self._solved(self._in_share(variables.restricted(query)), effort)
+        if solution.assignment is None:
+            return PartAnswer(solution.bound)
+        taken = solution.assignment
+        answer = PartAnswer(solution.bound, solution.objective, query.in_flight, variables.ends(taken), taken)
+        known.add(kind, query, answer)
+        return answer
+
+    def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
+        """Solve a part without the weights' options with which its update takes longer than `most` ns; None: of none.
+
+        Only where nothing hides beside kernels, so that updates are times of weights alone.
+        """
+        found, updated = (self.encoding(i, j, query.in_flight, view=view) for view in (View.BOUND, View.UPDATED))
+        if updated.network.windows:
+            return None
+        variables, network = _Variables(found, tuple(self.pipeline.weights)), found.network
+        weights = [v for v, _ in found.weights.values()]
+        update = {v: updated.network.variables[v].cost - network.variables[v].cost for v in weights}
+        least = {v: int(ns[network.variables[v].cost < INFINITE].min(initial=INFINITE)) for v, ns in update.items()}
+        room = most - sum(least.values())
+        long = {v: ns - least[v] > room for v, ns in update.items()}
+        if not any(own.any() for own in long.values()):
+            return None
+        network = variables.restricted(query)
+        for v in weights:
+            network = _forbid(network, v, long[v].tolist())
+        solution = self._solved(self._in_share(replace(network, chains=())), effort)
+        if solution.status is Status.INFEASIBLE or solution.assignment is None:
+            return PartAnswer(INFINITE if solution.status is Status.INFEASIBLE else solution.bound)
+        taken = solution.assignment
+        cost, planned = (evaluate(x.network, taken).cost for x in (found, updated))
+        return PartAnswer(solution.bound, cost, query.in_flight, variables.ends(taken), taken, planned=planned)
 
     def in_slots(self, i: int, j: int, answer: PartAnswer) -> PartAnswer:
         """A solution that was sought with all that a stage does, by its slots, of which nothing is proved by it."""
-        assert answer.assignment is not None
-        verdict = evaluate(self.encoding(i, j, answer.in_flight).network, answer.assignment)
-        return replace(answer, bound=0, inside=0, objective=verdict.cost)
-
-    def decoded(self, i: int, j: int, in_flight: int, answer: PartAnswer) -> tuple[Encoding, tuple[int, ...]]:
-        """The network of a stage, and its assignment from the answer of any part of its kind."""
-        found = self.encoding(i, j, in_flight, view=View.PRICED)
         assert answer.assignment is not None and answer.objective is not None
-        verdict = evaluate(found.network, answer.assignment)
-        own = self.configuration
+        verdict = evaluate(self.encoding(i, j, answer.in_flight).network, answer.assignment)
+        return replace(answer, bound=0, inside=0, objective=verdict.cost, planned=answer.objective)
+
+    def decoded(
+        self, i: int, j: int, in_flight: int, answer: PartAnswer, view: View = View.PRICED
+    ) -> tuple[Encoding, tuple[int, ...]]:
+        """The network of a stage, and its assignment from the answer of any part of its kind."""
+        found = self.encoding(i, j, in_flight, view=view)
+        assert answer.assignment is not None and answer.objective is not None
+        verdict, own = evaluate(found.network, answer.assignment), self.configuration
         counted = verdict.cost == answer.objective or (
             own.bounded_by_slots and (own.waits_for_messages or verdict.cost >= answer.objective)
         )
@@ -209,6 +258,30 @@ class PartNetworks:
         within = _without(network, cost=shared | sent, own=ends, use=divided, transient=switches)
         within = replace(within, constant=0, chains=tuple(_closed(network.chains, open_)))
         return without_windows(within, kernels_only=True, keep=windows)
+
+    def least_backward(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on the backwards of a part in a step.
+
+        Those of layers are windows of their own, whose sum is least; elsewhere a network does not tell forward from
+        backward, and floors count. What hides in the last backward, but reduces gradients, is no part of it.
+        """
+        found = self.encoding(i, j, in_flight, inside=True, view=View.SLOTS)
+        layers = (s.nodes for s in segments(found.pcg) if s.name in found.together)
+        rest = self.pipeline.backward_floor(self.configuration, i, j, {n for own in layers for n in own})
+        backward = found.backward_windows
+        if not backward:
+            return rest
+        query = Query(in_flight, ANY, ANY, (ANY,) * len(self.pipeline.weights))
+        network = _Variables(found, tuple(self.pipeline.weights)).restricted(query)
+        within = replace(_allowed(network), windows=tuple(network.windows[w] for w in backward))
+        return rest + min(self._solved(self._in_share(within), effort).bound, INFINITE)
+
+    def least_updated(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on all that a part does in a step, its updates included, but for messages."""
+        found = self.encoding(i, j, in_flight, view=View.UPDATED)
+        query = Query(in_flight, ANY, ANY, (ANY,) * len(self.pipeline.weights))
+        network = self._in_share(_Variables(found, tuple(self.pipeline.weights)).restricted(query))
+        return min(self._solved(network, effort).bound, INFINITE)
 
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
         """Lower bound on the memory that a part adds to any part that contains it; 0 if it cannot be encoded."""
@@ -308,6 +381,23 @@ def without_addends(found: Encoding) -> Network:
         wrong = [layout is not None and not {*layout}.isdisjoint(summed[variable]) for layout in layouts]
         network = _forbid(network, variable, wrong)
     return network
+
+
+def _allowed(network: Network) -> Network:
+    """The network without costs but those of windows: what is forbidden stays so."""
+    known: dict[int, Table] = {}
+
+    def bare(table: Table) -> Table:
+        return known.setdefault(id(table), np.where(table >= INFINITE, INFINITE, 0))
+
+    switches = tuple(s.with_tables(lambda t: (bare(t[0]), *t[1:])) for s in network.switches)
+    return replace(
+        network,
+        constant=0,
+        variables=tuple(replace(v, cost=bare(v.cost)) for v in network.variables),
+        edges=tuple(replace(e, cost=bare(e.cost)) for e in network.edges),
+        switches=switches,
+    )
 
 
 def _only(network: Network, choices: list[Choices], side: LayoutSet) -> Network:

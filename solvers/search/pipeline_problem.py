@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.device_orders import one_f_one_b
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...formulation.strategies.fusion import fused_operands
-from ...formulation.strategies.node_floors import floors_ns
+from ...formulation.strategies.node_floors import floors_ns, update_floor_ns
 from ...formulation.strategies.tensor_classes import classes
 from ...model.graph.batch import with_batch
 from ...model.graph.folded import pass_of
@@ -22,6 +24,7 @@ from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
+from .one_f_one_b_bound import OneFOneBBound
 from .planning_problem import PlanningProblem
 from .repeated_bound import BothWaysBound, FinishBound, RepeatedBound
 from .shared_operators import Least
@@ -144,6 +147,36 @@ class PipelineProblem:
         ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
         return ZeroBubbleBound(forward, backward, inward, ahead, k)
 
+    def one_f_one_b(self, configuration: Configuration, messages: Times | None = None) -> OneFOneBBound | None:
+        """Bound on the step of 1F1B, slot by slot, with these messages, or their floors; None for other schedules."""
+        p, k = configuration.devices, configuration.micro_batches
+        if not configuration.formula_bounds or configuration.schedule.order is not one_f_one_b:
+            return None
+        _, forward, backward, _ = _sums(self, k, p)
+        least = self.message_floors(configuration) if messages is None else messages
+        return OneFOneBBound(p, k, forward, backward, least, self._update_floors(p))
+
+    def _update_floors(self, stages: int) -> Times:
+        """[n]: lower bounds on the updates of all weights before each boundary, evenly spread over a stage's devices.
+
+        Without those that several stages have.
+        """
+        q = self.problem
+        training, count = q.training, q.machine.devices // stages
+        each = (update_floor_ns(g, q.machine, count, training, bundles=q.space.bundles) for g in self._segments)
+        return np.cumsum([0, *each])
+
+    def backward_floor(self, configuration: Configuration, i: int, j: int, without: AbstractSet[int]) -> int:
+        """Lower bound on the backwards of a part in a step, but for some of its nodes."""
+        floors = _node_floors(self, configuration.micro_batches, configuration.devices)[2]
+        found, skipped = stage(self.problem.pcg, i, j), self.repeated(i, j) | without
+        own = (
+            old
+            for n, (node, old) in enumerate(zip(found.graph.nodes, found.nodes, strict=True))
+            if n not in skipped and node.op not in ("receive", "send")
+        )
+        return configuration.micro_batches * sum(int(floors[old]) for old in own)
+
     def transfer_floors(self, configuration: Configuration) -> Times:
         """[2, n]: lower bounds on a stage's time to receive, and to send, what crosses each boundary (`Operators`)."""
         k, (ahead, back) = configuration.micro_batches, self._crossing_ns(configuration)
@@ -156,13 +189,13 @@ class PipelineProblem:
         return np.stack([ahead, 0 * ahead] if configuration.schedule.delays_messages else [k * back, k * ahead])
 
     def message_floors(self, configuration: Configuration) -> Times:
-        """[n]: lower bounds on the messages across each boundary, both ways, that pass between slots.
+        """[2, n]: lower bounds on the messages across each boundary, ahead and back, that pass between slots.
 
         They are 0 where stages count the messages that they send.
         """
-        ahead, back = self._crossing_ns(configuration)
+        found = np.stack(self._crossing_ns(configuration))
         between = self.problem.space.hides_messages(self.problem.machine) and not configuration.waits_for_messages
-        return ahead + back if between else 0 * ahead
+        return found if between else 0 * found
 
     def _crossing_ns(self, configuration: Configuration) -> tuple[Times, Times]:
         """[n] each: lower bounds on sending what crosses each boundary, of a micro-batch, and the gradients back."""
@@ -210,6 +243,14 @@ class PipelineProblem:
         )
 
 
+@lru_cache(maxsize=64)
+def _node_floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> Times:
+    """[4, nodes]: lower bounds on the time of each node, for one micro-batch (see `Floor`)."""
+    q = pipeline.problem
+    small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
+    return floors_ns(small, q.machine, count, precision(q.training.dtype), q.space.compile)
+
+
 @lru_cache(maxsize=4)
 def _read(written: bytes) -> PipelineProblem:
     return PipelineProblem(pickle.loads(written))
@@ -239,10 +280,9 @@ def _sums(pipeline: PipelineProblem, micro_batches: int, stages: int, first: boo
 
     `first`: of forwards, those of the first pass alone.
     """
-    q = pipeline.problem
-    small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
-    floors = floors_ns(small, q.machine, count, precision(q.training.dtype), q.space.compile)
+    q, floors = pipeline.problem, _node_floors(pipeline, micro_batches, stages)
     if first:
+        floors = floors.copy()
         floors[1] *= np.array(pass_of(q.pcg)) == 0
     before = np.cumsum(floors, axis=1)
     before = np.concatenate([np.zeros((len(before), 1), dtype=np.int64), before], axis=1)

@@ -26,6 +26,7 @@ from typing import TypeAlias
 
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
+from ...formulation.pipeline.schedule import GPIPE
 
 Rows: TypeAlias = Sequence[Sequence[int]]
 """[n][n]: a time for every part."""
@@ -74,7 +75,7 @@ class ShareBound:
 def share_bound(configuration: Configuration) -> ShareBound:
     """The bound of a configuration of unequal stages."""
     every = range(configuration.stages)
-    ahead = None if configuration.schedule.formula_bounds else tuple(map(configuration.forwards_ahead, every))
+    ahead = None if configuration.schedule.name == GPIPE.name else tuple(map(configuration.forwards_ahead, every))
     return ShareBound(configuration.micro_batches, ahead)
 
 

@@ -43,18 +43,18 @@ def best_path(
     its path besides.
     """
     sums = times if messages is None or rounds is None else [np.minimum(t + rounds * messages, INFINITE) for t in times]
-    loosest = _shortest(sums, times, INFINITE - 1)
+    loosest = shortest(sums, times, INFINITE - 1)
     if loosest is None:
         return None
     taken = [int(t[u, v]) for t, (u, v) in zip(times, pairwise(loosest[1]), strict=True)]
-    least = loosest[0] if sums is times else (_shortest(times, times, INFINITE - 1) or loosest)[0]
+    least = loosest[0] if sums is times else (shortest(times, times, INFINITE - 1) or loosest)[0]
     each = [t[(t >= least // len(times)) & (t <= max(taken))] for t in {id(t): t for t in times}.values()]
     values = np.unique(np.concatenate(each))  # no path has a smaller M
     known = {len(values) - 1: loosest}
 
-    def shortest(at: int) -> tuple[int, tuple[int, ...]]:
+    def least_until(at: int) -> tuple[int, tuple[int, ...]]:
         if at not in known:
-            known[at] = _shortest(sums, times, int(values[at])) or (INFINITE, ())
+            known[at] = shortest(sums, times, int(values[at])) or (INFINITE, ())
         return known[at]
 
     def cost(at: int, total: int) -> tuple[int, int]:
@@ -65,15 +65,15 @@ def best_path(
     stack = [(0, len(values) - 1)]
     while stack:
         first, last = stack.pop()
-        totals = shortest(first)[0], shortest(last)[0]
+        totals = least_until(first)[0], least_until(last)[0]
         best = min(best, cost(first, totals[0]), cost(last, totals[1]))
         if last - first > 1 and totals[0] != totals[1] and cost(first + 1, totals[1]) < best:
             middle = (first + last) // 2
             stack += [(middle, last), (first, middle)]
-    return CutPath(shortest(best[1])[1], best[0])
+    return CutPath(least_until(best[1])[1], best[0])
 
 
-def _shortest(sums: Sequence[Times], times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
+def shortest(sums: Sequence[Times], times: Sequence[Times], most: int) -> tuple[int, tuple[int, ...]] | None:
     """The least sum of a path whose stages take at most `most` each, and its nodes."""
     last = len(times[0]) - 1
     reach, came = np.zeros(1, dtype=np.int64), []

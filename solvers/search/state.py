@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import inf
 
+from ...formulation.network.network import INFINITE
 from ..protocol import Progress, Proof
 from .part_bounds import LayoutSet, PartAnswer, PartBounds, Query
 
@@ -57,6 +58,7 @@ class Proved:
     options: int = 0  # of the largest network
     seconds: float = 0.0  # of work
     solving: float = 0.0  # of these, inside solvers
+    assumed: int = INFINITE  # bounds are of plans whose step is below it
     missing: int | None = None  # lower bound on the bytes that some part lacks
     prices: tuple[float, ...] = ()  # ns per byte, where memory was scarce last
     refusal: str = ""  # why a part could not be encoded
@@ -70,12 +72,15 @@ class Proved:
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those
     interrupted: bool = False
-    by_formula: Proved | None = None  # GPipe: of the same configuration whose step is the formula
+    by_formula: Proved | None = None  # bounded by slots: of the same configuration whose step is the formula
 
     def copy(self) -> Proved:
         """An independent copy."""
         known = PartBounds(
-            {k: [*v] for k, v in self.known.answers.items()}, {k: {**v} for k, v in self.known.memory_needs.items()}
+            {k: [*v] for k, v in self.known.answers.items()},
+            {k: {**v} for k, v in self.known.memory_needs.items()},
+            {k: {**v} for k, v in self.known.backward.items()},
+            {k: {**v} for k, v in self.known.updated.items()},
         )
         return replace(
             self,

@@ -439,7 +439,8 @@ def test_what_parts_cost_inside_adds_up_to_no_more_than_the_whole(host_ns: int) 
 def test_layers_inside_count_with_their_traffic_and_transient_memory(memory: int) -> None:
     """And add up to no more than the least time of a stage whose messages take none."""
     pipeline, backend = PipelineProblem(asked("long", (2, 2), memory * MIB, 8, MODES)), solver("auto")
-    parts = PartNetworks(pipeline, Configuration((2, 1), ((1, 2),), 4), backend)
+    configuration = Configuration((2, 1), ((1, 2),), 4, schedule_named("2bw"))  # whose bounds count updates
+    parts = PartNetworks(pipeline, configuration, backend)
     pairs = [ends for ends in combinations(range(pipeline.count), 2) if ends != (0, pipeline.count - 1)]
     hidden = {ends: parts.solve(*ends, Query(0), Effort(Level.RELAXED)).inside for ends in pairs}
     counted = {ends: parts.solve(*ends, Query(2), Effort(Level.BOUNDED)).inside for ends in pairs}

@@ -8,16 +8,18 @@ from itertools import combinations, pairwise
 import pytest
 
 from partita.formulation.network.network import INFINITE
+from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.evaluate import starts_ns
 from partita.formulation.pipeline.problem import Stage, chunked
 from partita.formulation.pipeline.schedule import UNEQUAL, schedule_named
-from partita.solvers.search.share_bound import ShareBound, best_cuts
+from partita.solvers.search.share_bound import ShareBound, best_cuts, share_bound
 
 
 def bound_of(name: str, stages: int, micro_batches: int) -> ShareBound:
-    schedule = schedule_named(name).with_unequal_stages()
-    ahead = tuple(schedule.forwards_ahead(stages, 1, micro_batches, stage) for stage in range(stages))
-    return ShareBound(micro_batches, None if name == "gpipe" else ahead)
+    meshes = (((1,), ((1,),)),) * stages
+    return share_bound(
+        Configuration((1,), ((1,),), micro_batches, schedule_named(name).with_unequal_stages(), meshes=meshes)
+    )
 
 
 @pytest.mark.parametrize("name", UNEQUAL)
