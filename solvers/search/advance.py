@@ -12,17 +12,16 @@ from ...model.garbage_collection import seldom_collected
 from ..protocol import Limits, Solver
 from .cut_search import search_cuts
 from .merged_device_bound import MergedDeviceBound
-from .part_bounds import ANY, PartAnswer, Query
 from .part_encoding import View
 from .part_networks import PartNetworks
 from .pipeline_problem import PipelineProblem
 from .result import Solved, StepNs
 from .shared_operators import beside
 from .single_stage import solve_single_stage
-from .state import BOUNDS, Effort, Proved, Stages
+from .state import BOUNDS, Effort, Level, Proved, Stages
 
-_CLOSE = 1e-3
-"""Share of a step for which no other plan is sought."""
+_OTHER = 5e-3
+"""Share of a step within which no other plan is sought."""
 
 
 class Task(NamedTuple):
@@ -71,10 +70,11 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
     """The better plan of two: of the least bound by slots, and of the least step by the formula, priced by slots too.
 
     The formula counts updates and messages of all stages in full; slots leave most of them out of the bound. Its plan
-    is sought if the first one is not within the gap, or close to its bound.
+    is sought if the bound is neither within the gap of the best plan so far, nor close to it.
     """
     began, before, configuration = time.monotonic(), state.solved, task.configuration
-    if state.bound >= task.target:
+    close = ceil((effort.cutoff or INFINITE) * (1 - _OTHER))
+    if state.bound >= task.target or (state.is_near and effort.level is Level.CLOSED and state.bound >= close):
         return None
     if state.by_formula is None:
         state.by_formula = Proved(known=state.known.with_less_room(0))  # which counts no less
@@ -98,7 +98,8 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
             found.extend(made for made in [_priced(task, parts, stages)] if made is not None)
 
     price(search_cuts(parts, configuration, state, target(), left()))
-    if state.bound >= min([target(), *(ceil(made.objective * (1 - _CLOSE)) for made in found)]):
+    best_of_all = min([effort.cutoff or INFINITE, *(made.objective for made in found)])
+    if state.bound >= min(target(), ceil(best_of_all * (1 - _OTHER))):
         return replace(found[0], formula_step=INFINITE) if found else None
     whole = PartNetworks(task.pipeline, configuration.by_formula, parts.solver)
     solved = own.solved
@@ -109,17 +110,8 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
         ends = list(pairwise(first.bounds))
         answers = tuple(parts.in_slots(*between, answer) for between, answer in zip(ends, first.answers, strict=True))
         price(replace(first, objective=0, answers=answers))
-        for between, answer in zip(ends, answers, strict=True):
-            state.known.add(parts.kind(*between), _query_of(answer), answer)
-    if found:
-        price(search_cuts(parts, configuration, state, target(), left()))
     best = min(found, key=lambda stages: stages.objective, default=None)
     return None if best is None else replace(best, formula_step=INFINITE if first is None else first.objective)
-
-
-def _query_of(answer: PartAnswer) -> Query:
-    """What is asked if any layouts will do."""
-    return Query(answer.in_flight, shared=(ANY,) * len(answer.ends[2]))
 
 
 def _priced(task: Task, parts: PartNetworks, stages: Stages | None) -> Stages | None:

@@ -6,14 +6,14 @@ boundary must agree on layouts: where they do not, its place is split into one f
 for all others. So few parts, and few layouts, are ever solved. Layouts of shared weights are agreed on the same way.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import chain, pairwise, product
 from math import ceil, inf
 from time import monotonic
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from .shortest_cut import CutPath, Times, best_path
 from .state import Effort, Level, Proved, Stages
 
 _Key = TypeVar("_Key", bound=Hashable)
+
+CLOSE = 1e-3
+"""Share of a step for which nothing better is sought."""
 
 _SLACK_SHARE = 0.25
 """Share of the gap that a bound may lose by leaving short stages unsolved."""
@@ -93,12 +96,20 @@ class Parts(Protocol):
         """The least time of a part."""
         ...
 
+    def as_planned(self, i: int, j: int, query: Query, answer: PartAnswer, effort: Effort) -> PartAnswer:
+        """A solution that is short in all that a part does, where its time counts less; else the answer."""
+        ...
+
     def least_backward(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
         """Lower bound on the backwards of a part in a step."""
         ...
 
     def least_updated(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
         """Lower bound on all that a part does in a step, its updates included, but for messages."""
+        ...
+
+    def least_ending(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on the slots of a part in a step, and on its update as many times as there are micro-batches."""
         ...
 
     def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
@@ -142,8 +153,7 @@ class _CutSearch:
         self.lower_bounds: dict[int, Times] = {}
         self.by_subparts: dict[int, Times] = {}
         self.without_long: set[tuple[Hashable, Query]] = set()  # solved without long updates
-        self.larger_ways: dict[int, Times] = {}
-        self.updated_times: dict[int, Times] = {}
+        self.raised: dict[tuple[str, int], Times] = {}
         self.has_shared = np.array([[parts.shared(i, j) for j in range(self.count)] for i in range(self.count)])
 
     def run(self) -> Stages | None:
@@ -156,6 +166,8 @@ class _CutSearch:
             places, queries = chosen
             if state.bound >= self.target or monotonic() > self.until:
                 return None
+            if self._learn_ending(places, queries):
+                continue
             query = self._next_query(places, queries)
             if query is not None:
                 if state.solved >= self.most_solved:
@@ -168,10 +180,17 @@ class _CutSearch:
                 return None
             layouts, storage = self._disagreements(places, found), self._storage_disagreements(places, found)
             if not layouts and not storage:
-                if self._learn_slots(places, queries, found) or self._forbid_long_updates(places, queries, found):
+                if self._learn_backward(places, queries, found):
                     continue
-                step = self._step_ns(places, [a.objective or 0 for a in found])
-                return Stages(step, tuple(b for b, _ in places), found)
+                least = self._step_ns(places, [a.objective or 0 for a in found])
+                state.is_near = state.bound >= least * (1 - CLOSE)
+                planned = self._as_planned(places, queries, found)
+                if self._learn_updates(places, queries, planned):
+                    continue
+                if self._forbid_long_updates(places, queries, found, planned):
+                    continue
+                step = self._step_ns(places, [a.objective or 0 for a in planned])
+                return Stages(step, tuple(b for b, _ in places), tuple(planned))
             self.bound_tables.split(_split(state.layout_sets, layouts))
             if _split(state.shared, storage):
                 self.bound_tables = BoundTables(state.known, self._groups, self._layout_sets)
@@ -210,7 +229,7 @@ class _CutSearch:
         at = np.array([b for b, _ in self.places])
         if self.slots is not None:
             larger, updated = ([of(f)[np.ix_(at, at)] for f in flights] for of in (self._larger_way, self._updated))
-            return self.slots.best_path(at, busy, larger, updated)
+            return self.slots.best_path(at, busy, larger, updated, self._ending(flights[0])[np.ix_(at, at)])
         finish = self._finish_times(busy)
         if isinstance(self.finish_bound, BothWaysBound):
             return best_pairs(busy, finish, self.finish_bound.around[at])
@@ -241,73 +260,120 @@ class _CutSearch:
             bounds = [b for b, _ in places]
             stages = [(self._in_flight(s), ends) for s, ends in enumerate(pairwise(bounds))]
             larger, updated = ([int(of(f)[ends]) for f, ends in stages] for of in (self._larger_way, self._updated))
-            return self.beside_ns + self.slots.step_ns(bounds, busy, larger, updated)
+            ending = int(self._ending(self._in_flight(0))[stages[0][1]])
+            return self.beside_ns + self.slots.step_ns(bounds, busy, larger, updated, ending)
         sent = 0 if self.messages is None else int(sum(self.messages[b] for b, _ in places))
         return self.beside_ns + sent + self.configuration.step_ns(self._stage_finish_times(places, busy))
 
     def _larger_way(self, in_flight: int) -> Times:
         """[n, n]: lower bounds on the longer of forward and backward of every part in a step."""
-        if in_flight not in self.larger_ways:
-            assert self.slots is not None
-            found = self._raised(self.slots.larger_way, self.state.known.backward, in_flight)
-            self.larger_ways[in_flight] = found
-        return self.larger_ways[in_flight]
+        assert self.slots is not None
+        return self._raised("backward", self.slots.larger_way, in_flight)
 
     def _updated(self, in_flight: int) -> Times:
         """[n, n]: lower bounds on all that every part does in a step, updates included; 0 where nothing is known."""
-        if in_flight not in self.updated_times:
-            found = self._raised(np.zeros_like(self.floors), self.state.known.updated, in_flight)
-            self.updated_times[in_flight] = found
-        return self.updated_times[in_flight]
+        return self._raised("updated", np.zeros_like(self.floors), in_flight)
 
-    def _raised(self, least: Times, known: Mapping[Hashable, Mapping[int, int]], in_flight: int) -> Times:
+    def _ending(self, in_flight: int) -> Times:
+        """[n, n]: lower bounds on the slots and K updates of every part; 0 where nothing is known."""
+        return self._raised("ending", np.zeros_like(self.floors), in_flight)
+
+    def _learn_ending(self, places: list[Place], queries: list[Query]) -> bool:
+        """Bound the update of the first stage, which ends last, before stages are solved; False if it is known."""
+        if self.slots is None or self.effort.level < Level.PRICED or self.configuration.micro_batches == 1:
+            return False
+        first = [s == 0 for s in range(len(queries))]
+
+        def least(i: int, j: int, in_flight: int, effort: Effort) -> int:
+            return self.parts.least_ending(i, j, in_flight, replace(effort, rough=True))
+
+        return self._learn(places, queries, first, self.state.known.ending, least)
+
+    def _raised(self, which: Literal["backward", "updated", "ending"], least: Times, in_flight: int) -> Times:
         """The times of parts, raised to what is known of their kinds with no more micro-batches in flight."""
-        found = least.copy()
-        for kind, own in known.items():
-            proved = max((ns for flight, ns in own.items() if flight <= in_flight), default=0)
-            for starts, ends in self.kinds.get(kind, ()):
-                found[starts, ends] = np.maximum(found[starts, ends], proved)
-        return found
+        if (which, in_flight) not in self.raised:
+            found = self.raised[which, in_flight] = least.copy()
+            known: Mapping[Hashable, Mapping[int, int]] = getattr(self.state.known, which)
+            for kind, own in known.items():
+                proved = max((ns for flight, ns in own.items() if flight <= in_flight), default=0)
+                for starts, ends in self.kinds.get(kind, ()):
+                    found[starts, ends] = np.maximum(found[starts, ends], proved)
+        return self.raised[which, in_flight]
 
-    def _learn_slots(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
-        """Bound backwards, and all with updates, of stages where the step may depend on them; False if in none."""
+    def _learn_backward(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
+        """Bound backwards of stages where the step may depend on them; False if in none."""
         if self.slots is None:
             return False
-        state, bounds, busy = self.state, [b for b, _ in places], [a.objective or 0 for a in answers]
-        short, long = (
-            ceil(ns / (1 - Fraction(self.effort.gap) / 2)) for ns in (state.bound, self._step_ns(places, busy))
-        )
-        solved, effort, known = state.solved, replace(self.effort, cutoff=None), state.known
+        bounds, busy = [b for b, _ in places], [a.objective or 0 for a in answers]
+        long = ceil(self._step_ns(places, busy) / (1 - Fraction(self.effort.gap) / 2))
+        waiting = [ns > long for ns in self.slots.waiting_ns(bounds, busy)]
+        return self._learn(places, queries, waiting, self.state.known.backward, self.parts.least_backward)
+
+    def _learn_updates(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
+        """Bound all with updates of stages where the step may depend on them; False if in none."""
+        if self.slots is None:
+            return False
+        bounds, busy = [b for b, _ in places], [a.objective or 0 for a in answers]
+        short = self.state.bound / (1 - Fraction(self.effort.gap) / 2) * self.configuration.micro_batches
         ways = [int(self._larger_way(q.in_flight)[ends]) for q, ends in zip(queries, pairwise(bounds), strict=True)]
         last = self.slots.ends_ns(bounds, busy, ways, [a.planned for a in answers])
-        for s, waiting in enumerate(self.slots.waiting_ns(bounds, busy)):
-            (i, j), flight = bounds[s : s + 2], queries[s].in_flight
-            for is_needed, found, solve in (
-                (waiting > long, known.backward, self.parts.least_backward),
-                (s > 0 and last[s] > short, known.updated, self.parts.least_updated),  # the first one's counts
-            ):
-                own = found.setdefault(self.parts.kind(i, j), {})
-                if is_needed and flight not in own:
-                    own[flight] = solve(i, j, flight, effort)
-                    state.solved, self.larger_ways, self.updated_times = state.solved + 1, {}, {}
-        return state.solved > solved
+        late = [s > 0 and ns > short for s, ns in enumerate(last.tolist())]  # the first one's counts
+        return self._learn(places, queries, late, self.state.known.updated, self.parts.least_updated)
 
-    def _forbid_long_updates(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
+    def _learn(
+        self,
+        places: list[Place],
+        queries: list[Query],
+        needed: Sequence[bool],
+        known: dict[Hashable, dict[int, int]],
+        least: Callable[[int, int, int, Effort], int],
+    ) -> bool:
+        """Learn such a time of the stages where it is needed and unknown; False if nowhere."""
+        before, effort = self.state.solved, replace(self.effort, cutoff=None)
+        for ((i, _), (j, _)), query, is_needed in zip(pairwise(places), queries, needed, strict=True):
+            own = known.setdefault(self.parts.kind(i, j), {})
+            if is_needed and query.in_flight not in own:
+                own[query.in_flight] = least(i, j, query.in_flight, replace(effort, seconds=self.until - monotonic()))
+                self.state.solved, self.raised = self.state.solved + 1, {}
+        return self.state.solved > before
+
+    def _as_planned(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> list[PartAnswer]:
+        """Solutions that are short in all that stages do, in the same layouts, where bounds count slots alone."""
+        effort = replace(self.effort, cutoff=None, gap=max(CLOSE, self.effort.gap), seconds=self.until - monotonic())
+        found = list[PartAnswer]()
+        for (left, right), query, answer in zip(pairwise(places), queries, answers, strict=True):
+            own = replace(
+                query,
+                left=_only(answer.ends[0]) if left[0] else query.left,
+                right=_only(answer.ends[1]) if right[0] < self.count - 1 else query.right,
+                shared=tuple(ANY if x is None else _only((x,)) for x in answer.ends[2]),
+            )
+            found.append(self.parts.as_planned(left[0], right[0], own, answer, effort))
+        return found
+
+    def _forbid_long_updates(
+        self,
+        places: list[Place],
+        queries: list[Query],
+        answers: Sequence[PartAnswer],
+        planned: Sequence[PartAnswer],
+    ) -> bool:
         """Solve stages again whose update alone makes the step too long, without such updates; False if none is.
 
-        What is proved then holds for all plans whose step is below the cutoff.
+        `planned`: the answers as they would be planned. What is proved then holds for all plans whose step is below the
+        cutoff.
         """
         if self.slots is None or self.effort.cutoff is None:
             return False
         state, solved, cutoff = self.state, self.state.solved, self.effort.cutoff
-        for s, (query, answer) in enumerate(zip(queries, answers, strict=True)):
+        for s, (query, answer, full) in enumerate(zip(queries, answers, planned, strict=True)):
             (i, j), kind = (places[s][0], places[s + 1][0]), self.parts.kind(places[s][0], places[s + 1][0])
             first = min(int(starts.min()) for starts, _ in self.kinds[kind])  # of all parts that are alike
             slots = state.known.bound(kind, query)
             if self.configuration.waits_for_messages:  # no update waits for the message back, which is in the bound
                 slots = int(self.slots.least_busy[i, j])
             before = int(self.slots.forward[first]) + slots
-            long = answer.planned - (answer.objective or 0)
+            long = full.planned - (full.objective or 0)
             if s == 0 or before + long < cutoff or (kind, query) in self.without_long:
                 continue
             self.without_long.add((kind, query))
@@ -518,6 +584,10 @@ class _CutSearch:
             w: _taken(a.ends[2][w] for a, own in zip(answers, has, strict=True) if own[w]) for w in range(len(has[0]))
         }
         return {w: layouts for w, layouts in stored.items() if len(set(layouts)) > 1}
+
+
+def _only(layouts: Layouts) -> LayoutSet:
+    return LayoutSet(frozenset({layouts}), True)
 
 
 def _split(sides: dict[_Key, tuple[LayoutSet, ...]], taken: Mapping[_Key, list[Layouts]]) -> dict[_Key, list[int]]:

@@ -3,15 +3,20 @@
 Let f_s and b_s be a stage's forward and backward of one micro-batch, t_s their sum, x_s the messages, both ways,
 between it and the next stage, p the number of stages, K that of micro-batches, T = Σ t_s + Σ x_s. A step is at least as
 long as any path through its slots. Stage s keeps m = min(p - s, K) micro-batches, so that it may wait for the first one
-to come back, before or after it has worked on the others, or both. A path along the first stage, m and D of that:
+to come back, before or after it has worked on the others, or both. A path along the first stage, m of that:
 
     once       T + (K - 1) t - (m - 1) min(f, b)        one of both waits
-    twice      T + D + (K - m) t                        both waits, K > m; D = T - t, a way there and back
+    twice      2 T + (K - m - 1) t                      both waits, K > m
+    nearer     2 T + n N + Σ_(s < r) t_s + Σ_(s < r - 1) x_s        both waits, n d + r = K - m - 1, r < d
     rounds     (n + 1) T + Σ_(q ≤ s < q + r) t_s + Σ_(q ≤ s < q + r - 1) x_s        n p + r = K - 1, r < p
 
 *Rounds*: a micro-batch passes all stages and comes back. Stage 0 then begins the p-th after it, so that every p-th
 takes a whole round, and so do the first and the last. What is left, r, passes r stages in a row, from any stage q that
 keeps fewer than K micro-batches.
+
+*Nearer*: between both waits micro-batches that pass the first d stages alone, N of time, and come back. Stage d - 1 has
+run d - 1 fewer forwards ahead of its backwards than the first one, so that it sends another micro-batch back than the
+one that came; and the first one begins the d-th after that which it began before.
 
 Stages s to e in a row are such a pipeline too. Stage e runs L = p - 1 - e more forwards before its first backward, so
 that its forward of micro-batch k + L is there before its backward of k: without the first L forwards and the last L
@@ -20,12 +25,13 @@ them, and a micro-batch comes and goes through the stages before. So for all s �
 
     Σ_(r < s) (t_r + x_r) + L t_s + the longest path through stages s to e for K - L micro-batches.
 
-The first stage ends last, and then updates its weights, so its update comes on top: what it takes at least, whole; the
-rest only as the share of the stage's slots and update together that a path has. Others may update meanwhile: theirs
-count in no path. But each stage is the first one of a pipeline with those after it, and ends with its own update: the
-path *once* from there, after a forward through the stages before, counts where the search has bounded the sum of a
-stage's slots and its update (`PartNetworks.least_updated`). Its slots may be all of that sum, so min(f, b) is at most
-half of it.
+The first stage ends last, and then updates its weights, so its update u comes on top: what it takes at least, whole;
+the rest only as the share of the stage's slots and update together that a path has. The search bounds t + u too
+(`PartNetworks.least_ending`), beside K t + u: (K - 1) (c t + u) = (K - c) (t + u) + (c - 1) (K t + u) for a path with c
+of its slots. Others may update meanwhile: theirs count in no path. But each stage is the first one of a pipeline with
+those after it, and ends with its own update: the path *once* from there, after a forward through the stages before,
+counts where the search has bounded the sum of a stage's slots and its update (`PartNetworks.least_updated`). Its slots
+may be all of that sum, so min(f, b) is at most half of it.
 
 Of f_s and b_s only floors are known: min(f_s, b_s) is at most half of t_s, and what the larger one leaves of it. Where
 that decides, the search bounds the backwards of a stage (`PartNetworks.least_backward`).
@@ -42,15 +48,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formulation.network.network import INFINITE
-from .shortest_cut import CutPath, Times, shortest
+from .shortest_cut import CutPath, Times
 
 Nodes = npt.NDArray[np.int64]
 
 _FAR = 1 << 49
 """Longer than any step, and short enough to be added up for all micro-batches."""
 
-_MOST_ROUNDS = 4
-"""Rounds whose least lengths over all cuts are compared, beside the paths along one stage."""
+_NEVER = INFINITE // 4
+"""What no cuts take, so that a few of it add up."""
+
+_MOST_PATHS = 24
+"""Paths whose least lengths over all cuts are compared."""
+
+_MOST_CUTS = 4096
+"""The most cuts up to one stage that are followed."""
 
 _NEAR = 8
 """The most stages in a row within a longer pipeline whose paths count, but for those up to its end."""
@@ -91,51 +103,77 @@ class OneFOneBBound:
         return found
 
     @cached_property
-    def _passed(self) -> Times:
+    def passed(self) -> Times:
         """[n, n]: floors of a forward through every part, and of the message that it sends ahead."""
         found: Times = self._both_ways[0] + self.micro_batches * self.messages[0][None, :]
         return found
 
     @cached_property
-    def _sent(self) -> Nodes:
+    def sent(self) -> Nodes:
         """[n]: K times what crosses each boundary, both ways."""
         found: Nodes = self.micro_batches * self.messages.sum(axis=0)
         return found
 
     def step_ns(
-        self, bounds: Sequence[int], busy: Sequence[int], larger: Sequence[int], updated: Sequence[int] = ()
+        self,
+        bounds: Sequence[int],
+        busy: Sequence[int],
+        larger: Sequence[int],
+        updated: Sequence[int] = (),
+        ending: int = 0,
     ) -> int:
         """Lower bound on the step of stages between these boundaries that are busy so long, K t_s each.
 
-        `larger`: lower bounds on K times the longer of f_s and b_s; `updated`: on K t_s and the update.
+        `larger`: lower bounds on K times the longer of f_s and b_s; `updated`: on K t_s and the update; `ending`: on
+        K times the slots of a micro-batch and the update of the first stage.
         """
         if max(busy) >= INFINITE:
             return INFINITE
-        own = np.array(self._in_slots(bounds, busy))
-        sent = self._sent[np.array(bounds[1:])]
-        once = self.micro_batches * int(self.update[bounds[1]])
-        lengths = once + self._paths @ np.concatenate([own, sent, _smaller(own, np.array(larger))])
-        ends = self.ends_ns(bounds, busy, larger, updated) if updated else []
-        return max([-(-int(lengths.max()) // self.micro_batches), *ends])
+        return -(-int(self.paths_ns(bounds, busy, larger, updated, ending).max()) // self.micro_batches)
+
+    def paths_ns(
+        self, bounds: Sequence[int], busy: Sequence[int], larger: Sequence[int], updated: Sequence[int], ending: int
+    ) -> Nodes:
+        """K times what every path through the slots takes at least, then until the end of every stage."""
+        own, sent = np.array(self._in_slots(bounds, busy)), self.sent[np.array(bounds[1:])]
+        times = np.concatenate([own, sent, _smaller(own, np.array(larger))])
+        found = self.lengths(times, int(self.update[bounds[1]]), ending)
+        return np.concatenate([found, self.ends_ns(bounds, busy, larger, updated)]) if updated else found
 
     def ends_ns(
         self, bounds: Sequence[int], busy: Sequence[int], larger: Sequence[int], updated: Sequence[int]
-    ) -> list[int]:
-        """Lower bounds on the end of each stage, its update included; arguments as of `step_ns`."""
+    ) -> Nodes:
+        """K times lower bounds on the end of each stage, its update included; arguments as of `step_ns`."""
         p, k = self.stages, self.micro_batches
         own, ends = self._in_slots(bounds, busy), [*pairwise(bounds)]
-        passed, sent = [int(self._passed[e]) for e in ends], [int(self._sent[b]) for b in bounds[1:]]
+        passed, sent = [int(self.passed[e]) for e in ends], [int(self.sent[b]) for b in bounds[1:]]
         found = list[int]()
         for s in range(p):
             smaller = int(_smaller(np.array(max(own[s], updated[s])), np.array(larger[s])))
             others = sum(passed[:s]) + sum(own[s + 1 :]) + sum(sent[s:-1])
-            found.append(updated[s] - (-(others - (min(p - s, k) - 1) * smaller) // k))
+            found.append(k * updated[s] + others - (min(p - s, k) - 1) * smaller)
+        return np.array(found)
+
+    def lengths(self, times: Nodes, update: int, ending: int) -> Nodes:
+        """K times what all paths take: `times` are those of all stages, K t_s, K x_s and K min(f_s, b_s)."""
+        paths = self.paths
+        plain = paths @ times + self.micro_batches * update
+        if not ending:
+            return plain
+        counts, of_first = paths[:, 0], paths[:, 2 * self.stages]
+        ended = self.ended(counts, times[0] + update, ending) + plain - counts * times[0] - self.micro_batches * update
+        found: Nodes = np.where(of_first == 0, np.maximum(plain, ended), plain)
         return found
+
+    def ended(self, count: int | Nodes, busy: int | Times, ending: int | Times) -> Times:
+        """K times so many micro-batches in the first stage and its update, of K and its update, and of one, K times."""
+        k = self.micro_batches
+        return np.asarray(((k - count) * ending + k * (count - 1) * busy) // max(1, k - 1))
 
     def waiting_ns(self, bounds: Sequence[int], busy: Sequence[int]) -> list[int]:
         """For every stage what *once* would come to if one of its forward and backward took no time."""
         k, busy = self.micro_batches, self._in_slots(bounds, busy)
-        total = sum(busy) + sum(int(self._sent[b]) for b in bounds[1:])
+        total = sum(busy) + sum(int(self.sent[b]) for b in bounds[1:])
         return [-(-(total + (k - 1) * own) // k) for own in busy]
 
     def _in_slots(self, bounds: Sequence[int], busy: Sequence[int]) -> list[int]:
@@ -151,174 +189,136 @@ class OneFOneBBound:
         return max(total // p, total // k)
 
     @property
-    def _paths(self) -> Nodes:
-        return _paths(self.stages, self.micro_batches)[0]
+    def paths(self) -> Nodes:
+        """[paths, 3 · p]: how often paths have t_s, x_s and, less than none, min(f_s, b_s)."""
+        return _paths(self.stages, self.micro_batches)
 
     # The best cuts
 
     def best_path(
-        self, at: Nodes, busy: Sequence[Times], larger: Sequence[Times], updated: Sequence[Times] = ()
+        self,
+        at: Nodes,
+        busy: Sequence[Times],
+        larger: Sequence[Times],
+        updated: Sequence[Times] = (),
+        ending: Times | None = None,
     ) -> CutPath | None:
-        """The path of least step from node 0 to the last; `busy[s]`, `larger[s]` and `updated[s]` [n, n] as above.
+        """The path of least step from node 0 to the last, or one near it, with a bound on the step of all.
 
-        `at`: the boundary of a node.
+        `busy[s]`, `larger[s]`, `updated[s]` and `ending` [n, n] as above. `at`: the boundary of a node.
         """
-        k, sent, least = self.micro_batches, self._sent[at], self.least_busy[np.ix_(at, at)]
-        none = [t >= INFINITE for t in busy]
-        update = self.update[at]
-        slots = [busy[0] - update[None, :], *busy[1:]]
-        own = [np.where(no, _FAR, np.maximum(t, least)) for t, no in zip(slots, none, strict=True)]
-        smaller = [_smaller(t, way) for t, way in zip(own, larger, strict=True)]
-        after = self._after([t + sent for t in own], sent)
-        waits = [self._waits(s, t, smaller[s], after[s][None, :]) for s, t in enumerate(own)]
-        alone = self._alone(own, sent, smaller, k * update)
-        passed = self._before([np.where(no, _FAR, self._passed[np.ix_(at, at)]) for no in none]) if updated else []
-        for s, ns in enumerate(updated):
-            less = (min(self.stages - s, k) - 1) * _smaller(np.maximum(own[s], np.minimum(ns, _FAR)), larger[s])
-            ends = passed[s][:, None] + k * np.minimum(ns, _FAR) + after[s][None, :] - less
-            alone[s] = np.maximum(alone[s], ends)
-        best: CutPath | None = None
-        while True:  # without the stages that take as long as the best path, or longer, by themselves
-            found = self._least(_Slots(own, sent, smaller, none, k * update), waits)
-            if found is None or (best is not None and found.objective >= best.objective):
+        cuts = _Cuts(self, at, busy, larger, updated, np.zeros_like(busy[0]) if ending is None else ending)
+        chosen, best, step = [0], None, _NEVER
+        while True:  # of the paths through slots those that are the longest somewhere
+            found = cuts.least(chosen, step)
+            if found is None:
                 break
-            longest = max(int(t[ends]) for t, ends in zip(alone, pairwise(found.nodes), strict=True))
-            if best is None or max(found.objective, longest) < best.objective:
-                best = CutPath(found.nodes, max(found.objective, longest))
-            if longest <= found.objective:
-                break
-            none = [no | (t >= longest) for t, no in zip(alone, none, strict=True)]
-        return None if best is None else CutPath(best.nodes, -(-best.objective // k))
-
-    def _least(self, slots: _Slots, waits: Sequence[Times]) -> CutPath | None:
-        """The least of max(T + M, rounds), where M is no less than what any stage waits, and each is least for itself.
-
-        The rounds are those that are the longest where the others are least. The cuts are those of the longest.
-        """
-        sums = slots.lengths(np.ones_like(self._paths[0]) - np.repeat([0, 0, 1], self.stages))
-        found = shortest(sums, waits, INFINITE - 1)
-        if found is None:
-            return None
-        search, best = _LeastLongest(waits, sums), CutPath(found[1], 0)
-        left = _paths(self.stages, self.micro_batches)[1]
-        while len(left) and len(search.rounds) < _MOST_ROUNDS:
-            lengths = left @ slots.along(best.nodes) + int(slots.once[best.nodes[1]])
+            lengths = cuts.along(found.nodes)
             longest = int(lengths.argmax())
-            if int(lengths[longest]) <= best.objective:
-                break
-            search.rounds.append(slots.lengths(left[longest]))
-            best, left = search.run(), np.delete(left, longest, axis=0)
-        return best
-
-    def _alone(self, own: Sequence[Times], sent: Nodes, smaller: Sequence[Times], updated: Nodes) -> list[Times]:
-        """By stage what a step takes at least by its own time, the least of all before it, and of some after it."""
-        p, k = self.stages, self.micro_batches
-        before = self._before([t + sent + (0 if s else updated) for s, t in enumerate(own)])
-        between: list[Nodes] = []  # by the last stage, the least from a boundary to its end
-        found = list[Times]()
-        for stage in reversed(range(p)):
-            t, most = own[stage], k * own[stage]
-            for last, way in enumerate(between, start=stage + 1):
-                if last < p - 1 and (kept := k - (p - 1 - last)) > 0:
-                    size = last - stage + 1
-                    once = k * t + way[None, :] - (min(size, kept) - 1) * smaller[stage]
-                    twice = (k - size + 1) * t + 2 * way[None, :] if kept > size else once
-                    most = np.maximum(most, np.maximum(once, twice))
-            found.append(before[stage][:, None] + most + (0 if stage else updated))
-            through = [np.zeros_like(sent), *between]
-            between = [np.minimum(sent + (t + way[None, :]).min(axis=1), _FAR) for way in through]
-        return found[::-1]
-
-    def _before(self, sums: Sequence[Times]) -> list[Nodes]:
-        """For every stage the least time of all before it, by where it begins."""
-        found = [np.full(len(sums[0]), _FAR)]
-        found[0][0] = 0
-        for times in sums[:-1]:
-            found.append(np.minimum((found[-1][:, None] + times).min(axis=0), _FAR))
-        return found
-
-    def _after(self, sums: Sequence[Times], sent: Nodes) -> list[Nodes]:
-        """For every stage the least time of all after it, by where it ends."""
-        rest, found = np.full(len(sent), _FAR), list[Nodes]()
-        rest[-1] = 0
-        for times in reversed(sums):
-            found.append(np.minimum(rest + sent, _FAR))
-            rest = np.minimum((times + rest[None, :]).min(axis=1), _FAR)
-        return found[::-1]
-
-    def _waits(self, stage: int, own: Times, smaller: Times, after: Times) -> Times:
-        """What a stage adds to the sum of all."""
-        k, kept = self.micro_batches, min(self.stages - stage, self.micro_batches)
-        once = (k - 1) * own - (kept - 1) * smaller
-        found: Times = np.maximum((k - kept) * own + after, once) if k > kept else once
-        return found
+            if int(lengths[longest]) < step:
+                best, step = found.nodes, int(lengths[longest])
+            if longest in chosen or len(chosen) == _MOST_PATHS:
+                return CutPath(found.nodes, -(-found.objective // self.micro_batches))
+            chosen.append(longest)
+        return None if best is None else CutPath(best, -(-step // self.micro_batches))
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """By stage and part K times t_s, and the most that min(f_s, b_s) can be; by node K times x_s; `none`: barred.
+class _Cuts:
+    """All cuts: by stage and part K times t_s, and the most that min(f_s, b_s) can be; by node K times x_s."""
 
-    `once`: by node where the first stage ends K times the least that it does once a step.
-    """
-
-    own: Sequence[Times]
-    sent: Nodes
-    smaller: Sequence[Times]
-    none: Sequence[npt.NDArray[np.bool_]]
-    once: Nodes
-
-    def lengths(self, path: Nodes) -> list[Times]:
-        """What every part adds to a path through the slots."""
-        by_stage = path.reshape(3, -1).T.tolist()
-        found = [
-            np.where(no, INFINITE, a * t + b * self.sent[None, :] + c * less)
-            for (a, b, c), t, less, no in zip(by_stage, self.own, self.smaller, self.none, strict=True)
-        ]
-        found[0] = np.minimum(found[0] + self.once[None, :], INFINITE)
-        return found
+    def __init__(
+        self,
+        bound: OneFOneBBound,
+        at: Nodes,
+        busy: Sequence[Times],
+        larger: Sequence[Times],
+        updated: Sequence[Times],
+        ending: Times,
+    ) -> None:
+        self.bound, self.at, self.busy, self.larger, self.updated, self.ending = (
+            bound,
+            at,
+            busy,
+            larger,
+            updated,
+            ending,
+        )
+        least, self.sent, self.update = bound.least_busy[np.ix_(at, at)], bound.sent[at], bound.update[at][None, :]
+        self.none = [t >= INFINITE for t in busy]
+        slots = [busy[0] - self.update, *busy[1:]]
+        self.own = [np.where(no, _FAR, np.maximum(t, least)) for t, no in zip(slots, self.none, strict=True)]
+        self.tables: dict[int, list[Times]] = {}
+        self.rest: dict[int, list[Nodes]] = {}
 
     def along(self, nodes: Sequence[int]) -> Nodes:
-        """The three of all stages between these nodes, one after the other."""
-        ends = [*pairwise(nodes)]
-        own, less = ([int(t[e]) for t, e in zip(times, ends, strict=True)] for times in (self.own, self.smaller))
-        return np.array([*own, *self.sent[np.array(nodes[1:])], *less])
+        """K times what all paths through the slots take, with the stages between these nodes."""
+        ends, bounds = [*pairwise(nodes)], [int(self.at[node]) for node in nodes]
+        busy, larger, updated = (
+            [int(t[e]) for t, e in zip(of, ends, strict=True)] if of else []
+            for of in (self.busy, self.larger, self.updated)
+        )
+        return self.bound.paths_ns(bounds, busy, larger, updated, int(self.ending[ends[0]]))
 
+    def least(self, chosen: Sequence[int], below: int) -> CutPath | None:
+        """The least of all cuts of the longest of the chosen paths, if it is below that; cuts that take so long.
 
-class _LeastLongest:
-    """The least of max(T + M, rounds) by values of M; no stage waits longer than M."""
+        Where there are too many the most promising are followed, and the bound is that of the others too.
+        """
+        for path in chosen:
+            self._prepare(path)
+        labels = np.zeros((1, 1), dtype=np.int64)
+        taken = np.zeros((1, len(chosen)), dtype=np.int64)  # of every label what the chosen paths have so far
+        left = below
+        for s in range(self.bound.stages):
+            nodes = labels[:, -1]
+            whole = [taken[:, n, None] + self.tables[path][s][nodes] for n, path in enumerate(chosen)]
+            long = np.maximum.reduce([t + self.rest[path][s + 1] for path, t in zip(chosen, whole, strict=True)])
+            of, to = np.nonzero(long < below)
+            if len(of) > _MOST_CUTS:
+                order = np.argsort(long[of, to], kind="stable")
+                left = min(left, int(long[of[order[_MOST_CUTS]], to[order[_MOST_CUTS]]]))
+                of, to = of[order[:_MOST_CUTS]], to[order[:_MOST_CUTS]]
+            labels = np.concatenate([labels[of], to[:, None]], axis=1)
+            taken = np.stack([t[of, to] for t in whole], axis=1)
+        if not len(labels):
+            return None
+        steps = taken.max(axis=1)
+        best = int(steps.argmin())
+        return CutPath(tuple(labels[best].tolist()), min(left, int(steps[best])))
 
-    def __init__(self, waits: Sequence[Times], sums: Sequence[Times]) -> None:
-        self.waits, self.sums, self.rounds = waits, sums, list[list[Times]]()
-        self.known: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+    def _prepare(self, path: int) -> None:
+        """What every part adds to a path through the slots, and by stage and node the least that is left."""
+        if path in self.tables:
+            return
+        p = self.bound.stages
+        tables = self._of_end(path - len(self.bound.paths)) if path >= len(self.bound.paths) else self._of_path(path)
+        self.tables[path] = [np.where(no, _NEVER, t) for t, no in zip(tables, self.none, strict=True)]
+        rest = [np.full(len(self.at), _NEVER)]
+        rest[0][-1] = 0
+        for s in reversed(range(p)):
+            rest.append(np.minimum((self.tables[path][s] + rest[-1][None, :]).min(axis=1), _NEVER))
+        self.rest[path] = rest[::-1]
 
-    def run(self) -> CutPath:
-        ends = [self._waited(shortest(times, self.waits, INFINITE - 1)) for times in (self.sums, *self.rounds)]
-        values = np.unique(np.concatenate([t[t <= max(ends)] for t in self.waits])).tolist()
-        best, stack = min(self._at(values[0]), self._at(values[-1])), [(0, len(values) - 1)]
-        while stack:
-            first, last = stack.pop()
-            best = min(best, self._at(values[first]), self._at(values[last]))
-            if last - first > 1 and self._at(values[last], values[first + 1])[0] < best[0]:
-                middle = (first + last) // 2
-                stack += [(middle, last), (first, middle)]
-        return CutPath(best[2], best[0])
+    def _of_path(self, path: int) -> list[Times]:
+        by_stage, sent = self.bound.paths[path].reshape(3, -1).T.tolist(), self.sent[None, :]
+        found = [
+            a * own + b * sent + (c * _smaller(own, way) if c else 0)
+            for (a, b, c), own, way in zip(by_stage, self.own, self.larger, strict=True)
+        ]
+        found[0] = found[0] + self.bound.micro_batches * self.update
+        count, times, less = by_stage[0]
+        if less == 0:
+            ended = self.bound.ended(count, self.own[0] + self.update, self.ending) + times * sent
+            found[0] = np.where(self.ending > 0, np.maximum(found[0], ended), found[0])
+        return found
 
-    def _at(self, most: int, waited: int | None = None) -> tuple[int, int, tuple[int, ...]]:
-        """The least of all cuts in which no stage waits longer than `most`, and one `waited`; M; the cuts."""
-        waited = most if waited is None else waited
-        every = [self._shortest(number, most) for number in range(1 + len(self.rounds))]
-        total, nodes = max((ns + (0 if number else waited), nodes) for number, (ns, nodes) in enumerate(every))
-        return min(total, INFINITE), most, nodes
-
-    def _shortest(self, number: int, most: int) -> tuple[int, tuple[int, ...]]:
-        if (number, most) not in self.known:
-            times = (self.sums, *self.rounds)[number]
-            self.known[number, most] = shortest(times, self.waits, most) or (INFINITE, ())
-        return self.known[number, most]
-
-    def _waited(self, found: tuple[int, tuple[int, ...]] | None) -> int:
-        assert found is not None
-        return max(int(t[ends]) for t, ends in zip(self.waits, pairwise(found[1]), strict=True))
+    def _of_end(self, stage: int) -> list[Times]:
+        k, sent = self.bound.micro_batches, self.sent[None, :]
+        passed = self.bound.passed[np.ix_(self.at, self.at)]
+        own, updated = self.own[stage], np.minimum(self.updated[stage], _FAR)
+        less = (min(self.bound.stages - stage, k) - 1) * _smaller(np.maximum(own, updated), self.larger[stage])
+        after = [t + sent for t in self.own[stage + 1 :]]
+        return [*[passed] * stage, k * updated + sent - less, *after]
 
 
 def _smaller(own: Times, larger: Times) -> Times:
@@ -328,8 +328,8 @@ def _smaller(own: Times, larger: Times) -> Times:
 
 
 @lru_cache(maxsize=64)
-def _paths(p: int, k: int) -> tuple[Nodes, Nodes]:
-    """[paths, 3 · p]: how often paths have t_s, x_s and, less than none, min(f_s, b_s); and those of rounds alone."""
+def _paths(p: int, k: int) -> Nodes:
+    """See `OneFOneBBound.paths`."""
     paths, rounds = list[Nodes](), [_path(p, range(p), 1, 0)]
     for first in range(p):
         paths.append(_path(p, range(first, first + 1), 0, k))
@@ -341,19 +341,27 @@ def _paths(p: int, k: int) -> tuple[Nodes, Nodes]:
             paths.append(_path(p, row, 1, k - 1, smaller=min(size, kept) - 1))
             if kept > size:
                 paths.append(_path(p, row, 2, k - size - 1))
+            for near in range(2, size if kept > size + 1 else 0):
+                n, rest = divmod(kept - 1 - size, near)
+                inner = (n, range(first, first + near)), (1, range(first, first + rest))
+                rounds.append(_path(p, row, 2, more, inner=inner))
             n, rest = divmod(kept - 1, size)
             for begin in range(max(0, size - kept + 1), size - rest + 1) if rest and size > 1 else range(size > 1):
-                rounds.append(_path(p, row, n + 1, more, rest=range(first + begin, first + begin + rest)))
-    return np.array([*paths, *rounds], dtype=np.int64), np.unique(np.array(rounds, dtype=np.int64), axis=0)
+                again = ((1, range(first + begin, first + begin + rest)),)
+                rounds.append(_path(p, row, n + 1, more, inner=again))
+    return np.unique(np.array([*paths, *rounds], dtype=np.int64), axis=0)
 
 
-def _path(p: int, row: range, times: int, own: int, *, smaller: int = 0, rest: range = range(0)) -> Nodes:
-    """So many times through a row of stages, the slots of its first one besides, and the rest once more."""
+def _path(
+    p: int, row: range, times: int, own: int, *, smaller: int = 0, inner: Sequence[tuple[int, range]] = ()
+) -> Nodes:
+    """So many times through a row of stages, the slots of its first one besides, and through rows within it."""
     found = np.zeros((3, p), dtype=np.int64)
     found[:2, : row.start] = 1
     found[0, row.start : row.stop] = found[1, row.start : row.stop - 1] = times
     found[0, row.start] += own
-    found[0, rest.start : rest.stop] += 1
-    found[1, rest.start : max(rest.start, rest.stop - 1)] += 1
+    for more, within in inner:
+        found[0, within.start : within.stop] += more
+        found[1, within.start : max(within.start, within.stop - 1)] += more
     found[2, row.start] = -smaller
     return found.ravel()

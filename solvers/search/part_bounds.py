@@ -11,7 +11,7 @@ Parts that compute the same (equal layers) have one *kind* and share their answe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -117,6 +117,7 @@ class PartBounds:
     memory_needs: dict[Hashable, dict[int, MemoryNeed]] = field(default_factory=dict)  # by micro-batches in flight
     backward: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: ns of a step, at least
     updated: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: of all, updates included
+    ending: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: with the update K times
 
     def add(self, kind: Hashable, query: Query, answer: PartAnswer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))
@@ -148,8 +149,11 @@ class PartBounds:
             kind: {flight: replace(need, room=need.room - less) for flight, need in own.items()}
             for kind, own in self.memory_needs.items()
         }
-        backward, updated = ({k: {**own} for k, own in of.items()} for of in (self.backward, self.updated))
-        return PartBounds(bounds, needs, backward, updated)
+        return PartBounds(bounds, needs, *self.copied_times())
+
+    def copied_times(self) -> Iterator[dict[Hashable, dict[int, int]]]:
+        """Copies of all that is known of times other than of stages as they are bounded."""
+        return ({k: {**own} for k, own in of.items()} for of in (self.backward, self.updated, self.ending))
 
     def bound(self, kind: Hashable, query: Query) -> int:
         """Lower bound on a query, in ns."""

@@ -139,38 +139,41 @@ class PartNetworks:
         inside = solution.bound if bounded else 0
         if solution.assignment is None or (bounded and not whole):
             return PartAnswer(solution.bound, inside=inside, prices=prices)
-        bound, flights, planned = solution.bound, query.in_flight, 0
-        if self.configuration.bounded_by_slots and not (whole or self.configuration.waits_for_messages):
-            if effort.rough or (effort.cutoff is not None and bound >= effort.cutoff):
-                return PartAnswer(bound, prices=prices)
-            full = self._as_planned(i, j, query, replace(effort, cutoff=None))
-            if full.assignment is None:
-                return PartAnswer(bound, prices=prices)
-            verdict, planned = evaluate(found.network, full.assignment), full.objective or 0
-            solution = replace(solution, objective=verdict.cost, assignment=full.assignment)
-        elif self.configuration.bounded_by_slots and not whole and i > 0:
-            updated = self.encoding(i, j, flights, view=View.UPDATED).network
-            planned = evaluate(updated, solution.assignment or ()).cost
-        assert solution.assignment is not None
         ends = variables.ends(solution.assignment)
         return PartAnswer(
-            bound, solution.objective, flights, ends, solution.assignment, inside, prices=prices, planned=planned
+            solution.bound, solution.objective, query.in_flight, ends, solution.assignment, inside, prices=prices
         )
 
-    def _as_planned(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer:
-        """A solution that is short in all that a stage does, where the bound counts its slots alone."""
+    def as_planned(self, i: int, j: int, query: Query, answer: PartAnswer, effort: Effort) -> PartAnswer:
+        """A solution that is short in all that a stage does, where the bound counts its slots alone.
+
+        In the layouts of an answer at the ends, which neighbours agree on; that answer if no better one is found.
+        """
+        if not self.configuration.bounded_by_slots or (i, j) == (0, self.pipeline.count - 1):
+            return answer
+        assert answer.assignment is not None
+        if self.configuration.waits_for_messages:
+            updated = self.encoding(i, j, query.in_flight, view=View.UPDATED).network
+            return replace(answer, planned=evaluate(updated, answer.assignment).cost)
         kind, known = self.kind(i, j), self.in_full
         best = known.best(kind, query)
-        if best is not None and (best.objective or 0) * (1 - Fraction(effort.gap)) <= known.bound(kind, query):
-            return best
+        if best is None or (best.objective or 0) * (1 - Fraction(effort.gap)) > known.bound(kind, query):
+            best = self._solved_in_full(i, j, query, effort)
+        if best is None or best.assignment is None:
+            full = self.encoding(i, j, query.in_flight, view=View.PLAN).network
+            return replace(answer, planned=evaluate(full, answer.assignment).cost)
+        cost = evaluate(self.encoding(i, j, query.in_flight).network, best.assignment).cost
+        return replace(answer, objective=cost, ends=best.ends, assignment=best.assignment, planned=best.objective or 0)
+
+    def _solved_in_full(self, i: int, j: int, query: Query, effort: Effort) -> PartAnswer | None:
         found = self.encoding(i, j, query.in_flight, view=View.PLAN)
         variables = _Variables(found, tuple(self.pipeline.weights))
         solution = self._solved(self._in_share(variables.restricted(query)), effort)
         if solution.assignment is None:
-            return PartAnswer(solution.bound)
+            return None
         taken = solution.assignment
         answer = PartAnswer(solution.bound, solution.objective, query.in_flight, variables.ends(taken), taken)
-        known.add(kind, query, answer)
+        self.in_full.add(self.kind(i, j), query, answer)
         return answer
 
     def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
@@ -282,6 +285,19 @@ class PartNetworks:
         query = Query(in_flight, ANY, ANY, (ANY,) * len(self.pipeline.weights))
         network = self._in_share(_Variables(found, tuple(self.pipeline.weights)).restricted(query))
         return min(self._solved(network, effort).bound, INFINITE)
+
+    def least_ending(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
+        """Lower bound on the slots of a step and K updates of a part: of one micro-batch and the update, K times.
+
+        Of an update what nothing hides: what kernels hide of gradients' sums is part of windows, which count once.
+        """
+        slots, updated = (self.encoding(i, j, in_flight, view=view) for view in (View.SLOTS, View.UPDATED))
+        query = Query(in_flight, ANY, ANY, (ANY,) * len(self.pipeline.weights))
+        weights = {v for v, _ in slots.weights.values()}
+        network = _with_updates(slots.network, updated.network, weights, self.configuration.micro_batches)
+        found = replace(slots, network=network)
+        restricted = _Variables(found, tuple(self.pipeline.weights)).restricted(query)
+        return min(self._solved(self._in_share(restricted), effort).bound, INFINITE)
 
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
         """Lower bound on the memory that a part adds to any part that contains it; 0 if it cannot be encoded."""
@@ -398,6 +414,19 @@ def _allowed(network: Network) -> Network:
         edges=tuple(replace(e, cost=bare(e.cost)) for e in network.edges),
         switches=switches,
     )
+
+
+def _with_updates(slots: Network, updated: Network, weights: AbstractSet[int], times: int) -> Network:
+    """The network of slots with what the updates of weights add to the costs of their options, so many times."""
+    known: dict[tuple[int, int], Table] = {}
+
+    def raised(v: int, cost: Table) -> Table:
+        more = updated.variables[v].cost
+        allowed = cost < INFINITE
+        return known.setdefault((id(cost), id(more)), np.where(allowed, cost + times * (more - cost) * allowed, cost))
+
+    variables = (replace(x, cost=raised(v, x.cost)) if v in weights else x for v, x in enumerate(slots.variables))
+    return replace(slots, variables=tuple(variables))
 
 
 def _only(network: Network, choices: list[Choices], side: LayoutSet) -> Network:

@@ -71,6 +71,7 @@ class Proved:
     proof: Proof | None = None  # single stage: of the network that was solved last, by its parts
     refused: int = 0  # networks for which the solver gave nothing, though it had time
     solver_words: str = ""  # of the last of those
+    is_near: bool = False  # bounded by slots: True if its stages are solved so closely that the bound hardly rises
     interrupted: bool = False
     by_formula: Proved | None = None  # bounded by slots: of the same configuration whose step is the formula
 
@@ -79,8 +80,7 @@ class Proved:
         known = PartBounds(
             {k: [*v] for k, v in self.known.answers.items()},
             {k: {**v} for k, v in self.known.memory_needs.items()},
-            {k: {**v} for k, v in self.known.backward.items()},
-            {k: {**v} for k, v in self.known.updated.items()},
+            *self.known.copied_times(),
         )
         return replace(
             self,

@@ -98,6 +98,8 @@ def test_slots_take_what_bounds_them_where_the_host_hides_behind_reductions() ->
         flight = configuration.in_flight(s)
         forward, backward, update = (phase_ns(prices[s], phase) for phase in ("forward", "backward", "update"))
         assert parts.least_backward(*ends, flight, Effort(Level.PRICED)) <= backward
+        whole, count = forward - ahead[s] + backward, configuration.micro_batches
+        assert parts.least_ending(*ends, flight, Effort(Level.PRICED)) <= whole + count * update
         network = parts.encoding(*ends, flight).network
         slots = forward - ahead[s] + backward + (0 if s else update)
         assert evaluate(network, taken).cost <= slots + ahead[1]  # each sends a message, and both are as long
