@@ -129,8 +129,19 @@ class Configuration:
 
     @property
     def formula_bounds(self) -> bool:
-        """True if the step is priced slot by slot, and the formula of slots bounds it."""
-        return self.schedule.formula_bounds and self.devices > 1
+        """True if the step is priced slot by slot, and bounded by the slots of all stages."""
+        return (self.schedule.formula_bounds or self.bounded_by_paths) and self.devices > 1
+
+    @property
+    def bounded_by_paths(self) -> bool:
+        """True if paths through the slots of the order bound the step (`solvers/search/slots_bound.py`)."""
+        own = self.schedule
+        return self.chunks > 1 and own.priced_by_slots and not own.splits_backward and self.devices > 1
+
+    @property
+    def is_one_f_one_b(self) -> bool:
+        """True if the order is 1F1B."""
+        return self.schedule.order is ONE_F_ONE_B.order
 
     @property
     def bounded_by_slots(self) -> bool:

@@ -39,7 +39,8 @@ class Schedule:
 
     `has_step_formula`: the step is the formula in `configuration.py`, with which search and prices are exact for equal
     stages. Else the step is priced slot by slot, and the search minimises a lower bound of it. `formula_bounds`: that
-    bound is the formula, or for 1F1B one of its own, of the slots alone and the updates of the first stage.
+    bound is the formula, or for 1F1B one of its own, of the slots alone and the updates of the first stage. Virtual
+    stages are bounded by paths through their slots.
 
     `admits(devices, micro_batches)`: False for numbers of micro-batches that the schedule cannot run; `needs` puts that
     in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to
@@ -87,7 +88,7 @@ class Schedule:
     @property
     def delays_messages(self) -> bool:
         """True if overlapped messages are priced as delays between slots, not as a part of their sender's slots."""
-        return self.priced_by_slots and not self.virtual_stages and self.passes == 1
+        return self.priced_by_slots and self.passes == 1 and not (self.virtual_stages and self.splits_backward)
 
     @property
     def by_operators(self) -> bool:
@@ -288,7 +289,7 @@ EAGER = Schedule("eager-1f1b", "eager 1F1B", device_orders.eager_one_f_one_b, co
 """Zhuang et al., On Optimizing the Communication of Model Parallelism, MLSys 2023."""
 GPIPE = Schedule("gpipe", "GPipe", device_orders.gpipe, formula_bounds=True, copied=True)
 INTERLEAVED = Schedule(
-    "interleaved", "interleaved 1F1B", device_orders.interleaved, virtual_stages=True, has_step_formula=True,
+    "interleaved", "interleaved 1F1B", device_orders.interleaved, virtual_stages=True,
     admits=_multiple_of_devices, needs="a multiple of", copied=True,
 )  # fmt: skip
 ZERO_BUBBLE = Schedule(

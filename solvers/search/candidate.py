@@ -52,7 +52,7 @@ class Candidate:
 def evenly_spread(pipeline: PipelineProblem, configuration: Configuration) -> int:
     """Lower bound on the step, in ns: all arithmetic spread evenly over the devices."""
     total = int(pipeline.floors(configuration)[0, -1])
-    slots = pipeline.one_f_one_b(configuration)
+    slots = pipeline.slots(configuration)
     if slots is not None:
         return max(0, slots.spread_ns(total) - configuration.rounding_ns)
     share = total // configuration.groups

@@ -28,6 +28,7 @@ from .part_bounds import ANY, Layouts, LayoutSet, MemoryNeed, PartAnswer, Query
 from .repeated_bound import BothWaysBound, FinishBound
 from .shared_operators import Least
 from .shortest_cut import CutPath, Times, best_path
+from .slots_bound import SlotsBound
 from .state import Effort, Level, Proved, Stages
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -66,8 +67,8 @@ class Parts(Protocol):
         ...
 
     @property
-    def slots(self) -> OneFOneBBound | None:
-        """Bound on the step of 1F1B, slot by slot."""
+    def slots(self) -> OneFOneBBound | SlotsBound | None:
+        """Bound on the step, slot by slot."""
         ...
 
     @property
@@ -143,6 +144,7 @@ class _CutSearch:
         self.until, self.most_solved = monotonic() + effort.seconds, state.solved + effort.networks
         self.floors, self.transfer_floors, self.stages = parts.floors, parts.transfer_floors, parts.stages
         self.finish_bound, self.slots = parts.finish_bound, parts.slots
+        self.closely = False  # True to look for the cuts of least bound more closely, once the parts of some are solved
         self.messages = None if parts.messages is None else parts.messages.sum(axis=0)
         self.beside_ns = parts.beside.ns - configuration.rounding_ns
         self.count = len(self.floors)
@@ -173,7 +175,14 @@ class _CutSearch:
                 if state.solved >= self.most_solved:
                     return None
                 self._solve_part(*query)
+                if self.closely:
+                    self._solve_rest(places, queries)
+                self.closely = False
                 continue
+            if isinstance(self.slots, SlotsBound) and not self.closely and self.effort.level >= Level.PRICED:
+                self.closely = True
+                continue
+            self.closely = False
             answers = [self._best(places, queries, s) for s in range(len(queries))]
             found = tuple(a for a in answers if a is not None)
             if len(found) < len(answers):  # a bounding level, or out of time
@@ -229,7 +238,10 @@ class _CutSearch:
         at = np.array([b for b, _ in self.places])
         if self.slots is not None:
             larger, updated = ([of(f)[np.ix_(at, at)] for f in flights] for of in (self._larger_way, self._updated))
-            return self.slots.best_path(at, busy, larger, updated, self._ending(flights[0])[np.ix_(at, at)])
+            ending = self._ending(flights[0])[np.ix_(at, at)]
+            if isinstance(self.slots, SlotsBound):
+                return self.slots.best_path(at, busy, larger, updated, ending, closely=self.closely)
+            return self.slots.best_path(at, busy, larger, updated, ending)
         finish = self._finish_times(busy)
         if isinstance(self.finish_bound, BothWaysBound):
             return best_pairs(busy, finish, self.finish_bound.around[at])
@@ -563,6 +575,14 @@ class _CutSearch:
             if in_flight not in own:
                 own[in_flight] = self.parts.memory_need(a, b, in_flight)
         self.lower_bounds, self.times = {}, {}
+
+    def _solve_rest(self, places: list[Place], queries: list[Query]) -> None:
+        """Solve the other parts of the chosen cut too: to choose closely takes as long."""
+        while self.state.solved < self.most_solved and monotonic() < self.until:
+            query = self._next_query(places, queries)
+            if query is None:
+                return
+            self._solve_part(*query)
 
     def _best(self, places: list[Place], queries: list[Query], stage: int) -> PartAnswer | None:
         kind = self.parts.kind(places[stage][0], places[stage + 1][0])

@@ -30,6 +30,7 @@ from .pipeline_problem import PipelineProblem
 from .repeated_bound import FinishBound
 from .shared_operators import NOTHING, Least, least
 from .shortest_cut import Times
+from .slots_bound import SlotsBound
 from .state import Effort, Level
 
 _T = TypeVar("_T")
@@ -90,8 +91,8 @@ class PartNetworks:
         return self.pipeline.message_floors(self.configuration) if self.configuration.formula_bounds else None
 
     @property
-    def slots(self) -> OneFOneBBound | None:
-        return self.pipeline.one_f_one_b(self.configuration, self.messages)
+    def slots(self) -> OneFOneBBound | SlotsBound | None:
+        return self.pipeline.slots(self.configuration, self.messages)
 
     @property
     def stages(self) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
-from ...formulation.pipeline.device_orders import one_f_one_b
 from ...formulation.pipeline.stage_transfers import transfer_price
 from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.node_floors import floors_ns, update_floor_ns
@@ -29,6 +28,7 @@ from .planning_problem import PlanningProblem
 from .repeated_bound import BothWaysBound, FinishBound, RepeatedBound
 from .shared_operators import Least
 from .shortest_cut import Times
+from .slots_bound import SlotsBound
 from .zero_bubble_bound import ZeroBubbleBound
 
 
@@ -147,13 +147,15 @@ class PipelineProblem:
         ahead = tuple(map(configuration.forwards_ahead, range(configuration.stages)))
         return ZeroBubbleBound(forward, backward, inward, ahead, k)
 
-    def one_f_one_b(self, configuration: Configuration, messages: Times | None = None) -> OneFOneBBound | None:
-        """Bound on the step of 1F1B, slot by slot, with these messages, or their floors; None for other schedules."""
-        p, k = configuration.devices, configuration.micro_batches
-        if not configuration.formula_bounds or configuration.schedule.order is not one_f_one_b:
+    def slots(self, configuration: Configuration, messages: Times | None = None) -> OneFOneBBound | SlotsBound | None:
+        """Bound on the step, slot by slot, with these messages, or their floors; None where there is no such bound."""
+        p, k, by_paths = configuration.devices, configuration.micro_batches, configuration.bounded_by_paths
+        if not (configuration.formula_bounds and (by_paths or configuration.is_one_f_one_b)):
             return None
         _, forward, backward, _ = _sums(self, k, p)
         least = self.message_floors(configuration) if messages is None else messages
+        if by_paths:
+            return SlotsBound(configuration, forward, backward, least, self._update_floors(p))
         return OneFOneBBound(p, k, forward, backward, least, self._update_floors(p))
 
     def _update_floors(self, stages: int) -> Times:
