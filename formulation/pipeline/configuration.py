@@ -6,23 +6,24 @@ its work once a step. All stages wait for the slowest, and once for all others:
 
     step = max_s W_s + ⌈(Σ_s W_s - max_s W_s) / (K v)⌉
 
-For equal stages that is exactly the step of interleaved 1F1B (v chunks a device shorten the waiting; their W is summed
-by device). For unequal ones it holds for any shares of forward and backward: with K t_s = W_s, a micro-batch passes all
-stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is slowest forward and
-another backward.
+For equal stages that is exactly the step of 1F1B, interleaved or not (v chunks a device shorten the waiting; their W is
+summed by device), but for messages. For unequal ones it holds for any shares of forward and backward: with K t_s = W_s,
+a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is
+slowest forward and another backward.
 
-1F1B is priced slot by slot, with a bound of its own (`solvers/search/one_f_one_b_bound.py`). GPipe is too, and the
-formula of its slots bounds it: the stages without their messages, of which all are sent once besides, and without
-updates but the first stage's, which ends last (`formula_bounds`). Chimera is bounded by its slots too, without
+Orders are priced slot by slot, and bounded by paths through their slots (`solvers/search/slots_bound.py`), 1F1B by a
+bound of its own (`solvers/search/one_f_one_b_bound.py`). The formula of its slots bounds GPipe: the stages without
+their messages, of which all are sent once besides, and without updates but the first stage's, which ends last
+(`formula_bounds`). Chimera is bounded by its slots too, without
 messages, and with the updates of the device that ends last: of the first and the last stage (`bounded_by_slots`).
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
 weights, and one more of their gradients where a pipeline is so long that updates come later (`weight_versions`).
 
-For other schedules (zero-bubble, registered ones) the waiting depends on the order, slot by slot, which only a plan
-has. The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). Where backwards are
-split, a stage also keeps what its deferred weight gradients need (`deferred_weight_gradients`).
+Where backwards are split (zero-bubble) the waiting depends on the order, slot by slot, which only a plan
+has. The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). A stage
+then also keeps what its deferred weight gradients need (`deferred_weight_gradients`).
 
 Bounds rest on three facts:
 
@@ -136,7 +137,8 @@ class Configuration:
     def bounded_by_paths(self) -> bool:
         """True if paths through the slots of the order bound the step (`solvers/search/slots_bound.py`)."""
         own = self.schedule
-        return self.chunks > 1 and own.priced_by_slots and not own.splits_backward and self.devices > 1
+        one_way = own.passes == own.directions == 1 and not (own.splits_backward or own.unequal or own.formula_bounds)
+        return one_way and own.priced_by_slots and self.devices > 1
 
     @property
     def is_one_f_one_b(self) -> bool:

@@ -133,7 +133,7 @@ class PipelineProblem:
 
     def finish_bound(self, configuration: Configuration) -> FinishBound | None:
         """Bound on finish times if the schedule is priced by slots; None if busy times give the step, or its bound."""
-        slots = configuration.schedule.priced_by_slots and not configuration.schedule.formula_bounds
+        slots = configuration.schedule.priced_by_slots and not configuration.formula_bounds
         if not slots or configuration.chunks > 1:  # busy times of a device add up
             return None
         p, k = configuration.groups, configuration.micro_batches

@@ -285,10 +285,11 @@ def test_unequal_parts_cost_what_they_do_in_the_plan(name: str) -> None:
     assert made.prediction.step_ns == pytest.approx(stage_price(plan).objective_ns, rel=2e-5)
 
 
-@pytest.mark.parametrize("schedule", some(["eager-1f1b", "zero-bubble"]))
+@pytest.mark.parametrize("schedule", some(["eager-1f1b", "zero-bubble", "interleaved"], 2))
 def test_a_schedule_that_is_priced_by_its_slots_costs_what_it_does_in_the_plan(schedule: str) -> None:
     """Half of a product's backward is deferred, and the sum of a tied weight's gradients is a message of its own."""
-    plan = piped(captured("gpt2", 16), (1, 2), (1, 2), 4, schedule=schedule)
+    chunks = 2 if schedule == "interleaved" else 1
+    plan = piped(captured("gpt2", 16), (1, 2), (1, 2), 4, schedule=schedule, chunks=chunks)
     found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
     assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=2e-3)
 

@@ -13,7 +13,7 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.evaluate import starts_ns
 from partita.formulation.pipeline.problem import Stage, chunked
-from partita.formulation.pipeline.schedule import INTERLEAVED
+from partita.formulation.pipeline.schedule import EAGER, INTERLEAVED
 from partita.solvers.search.slots_bound import SlotsBound
 
 
@@ -54,9 +54,11 @@ class Segments(NamedTuple):
 
 
 def drawn(rng: random.Random) -> tuple[Configuration, Segments]:
-    devices, chunks = rng.choice([(2, 2), (2, 3), (3, 2), (4, 2)])
+    devices, chunks = rng.choice([(2, 2), (2, 3), (3, 2), (4, 2), (3, 1), (4, 1)])
     count = devices * chunks + rng.randint(0, 2)
-    own = Configuration((devices,), ((1,),), devices * rng.choice([1, 2, 3]), INTERLEAVED, chunks)
+    own = Configuration(
+        (devices,), ((1,),), devices * rng.choice([1, 2, 3]), INTERLEAVED if chunks > 1 else EAGER, chunks
+    )
     even, far, long = rng.random() < 0.3, rng.choice([0, 20, 300, 3000]), rng.choice([0, 1000, 30_000])
 
     def times(low: int, high: int) -> list[int]:
