@@ -80,6 +80,15 @@ def test_without_sequence_parallelism_what_lies_between_matrices_is_whole() -> N
     assert norms and not any(is_split(choice.output[1]) for choice in norms)
 
 
+def test_tensor_ranks_store_a_matrix_as_its_own_reader_reads_it() -> None:
+    """Not as that of another matrix of this shape does."""
+    plan = planned("mlp", Machine.adhoc((4,)), dp=1, tp=4)
+    read = {plan.graph.nodes[n.inputs[1]].name: c.inputs[1] for n, c in zip(plan.graph.nodes, plan.choices, strict=True)
+            if n.op == "linear"}  # fmt: skip
+    stored = {n.name: c.output for n, c in zip(plan.graph.nodes, plan.choices, strict=True) if n.name in read}
+    assert stored == read and len({*stored.values()}) > 2
+
+
 def test_tensor_ranks_hand_a_part_each_to_the_next_stage() -> None:
     node, gpu = MACHINE.levels
     slow = replace(MACHINE, levels=(replace(node, bandwidth=1e9), gpu))

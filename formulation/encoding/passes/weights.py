@@ -101,7 +101,7 @@ class Weights(EncodingPass):
         return (
             "storage", builder.costs.space(base), gradient.dense, kept, table_rows(node),
             self._is_large(base, gradient), builder.offloads, gradient.stages > 1, builder.stage.stored.get(node.name),
-            builder.options.space.decided.stored.get(node.name),
+            builder.options.space.decided.stored.get(node.name), self._read_as(base),
         )  # fmt: skip
 
     def _is_large(self, base: int, gradient: _Gradient) -> bool:
@@ -147,26 +147,27 @@ class Weights(EncodingPass):
             keep &= agreeing(found, decided)
             if not keep.any():
                 raise PartitaError(f"parameter {node.name!r} cannot be stored as the --start plan decides")
-        both_ways = self.builder.stage.both_ways
-        roles = parallelism.roles(found.space.axes, both_ways)
-        if both_ways:
+        if self.builder.stage.both_ways:
             keep &= whole_each_way(found, gradient.dense)
-        for axis, role in enumerate(roles):
-            read = self._letters_read(base, axis) if role is Role.TENSOR else ()
+        for axis, read in self._read_as(base):
             as_read = keep & np.isin(found.space.letters[found.codes, axis], read)
             keep = as_read if as_read.any() else keep
-        keep = stored_as(found, keep, parallelism, roles)
+        keep = stored_as(found, keep, parallelism, self.builder.node_options.roles)
         return found if keep.all() else found.only(keep)
 
+    def _read_as(self, base: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """By tensor axis what the options of its readers require of a parameter there."""
+        roles = enumerate(self.builder.node_options.roles)
+        return tuple((axis, self._letters_read(base, axis)) for axis, role in roles if role is Role.TENSOR)
+
     def _letters_read(self, base: int, axis: int) -> tuple[int, ...]:
-        """What the options of its readers require of a parameter on an axis."""
         builder, letters = self.builder, set[int]()
         for use in builder.classes.uses[base]:
             options = builder.node_options.of(use.node)
             for operand, source in enumerate(builder.pcg.nodes[use.node].inputs):
                 if source == base:
                     letters |= {*options.input_spaces[operand].letters[options.inputs[operand], axis].tolist()}
-        return tuple(letters)
+        return tuple(sorted(letters))
 
     def _training(self, stored: Storage, gradient: _Gradient, updates: bool) -> tuple[Array, Array]:
         """ns of a step for gradient and update [o], and bytes of the parameter, its gradient and states [o, 1].
