@@ -14,6 +14,7 @@ from .materialized import (
     Instruction,
     Join,
     Materialized,
+    Pad,
     Receive,
     Register,
     Run,
@@ -86,11 +87,12 @@ class EventBuilder:
 
     # On one device
 
-    def slice(self, source: Register, box: Box, floor: Place) -> Register:
+    def slice(self, source: Register, box: Box, floor: Place, copied: bool = False) -> Register:
         """The part of a register in a box."""
         if box == source.mask.box:
             return source
-        return self._made(Mask(box, source.mask.addends), source.via, [source], floor, lambda t: Slice(t, source))
+        mask = Mask(box, source.mask.addends)
+        return self._made(mask, source.via, [source], floor, lambda t: Slice(t, source, copied))
 
     def zeros(self, device: int, tensor: PTensor, box: Box, place: Place) -> Register:
         made = self.register(device, tensor, Mask(box), None, place)
@@ -160,10 +162,16 @@ class EventBuilder:
         whole = [self._tiled(device, tensor, box, layer, floor) for layer in layers]
         return self.add(whole, floor) if whole else self.zeros(device, tensor, box, floor)
 
+    def _padded(self, box: Box, source: Register, floor: Place) -> Register:
+        """A part among zeros."""
+        return self._made(Mask(box, source.mask.addends), source.via, [source], floor, lambda t: Pad(t, source))
+
     def _tiled(self, device: int, tensor: PTensor, box: Box, layer: Mapping[Box, Register], floor: Place) -> Register:
-        """Disjoint boxes as one register, joined over the grid of their borders."""
+        """Disjoint boxes as one register, joined over the grid of their borders, or one among zeros."""
         if box in layer:
             return layer[box]
+        if len(layer) == 1:
+            return self._padded(box, *layer.values(), floor)
         tiles = []
         for cell in cells(box, layer):
             register = next((register for inner, register in layer.items() if meet(cell, inner) is not None), None)

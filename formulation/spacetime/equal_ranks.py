@@ -20,6 +20,7 @@ from .materialized import (
     Collective,
     Instruction,
     Join,
+    Pad,
     Materialized,
     Receive,
     Register,
@@ -158,7 +159,7 @@ class _Rank:
                 return kind, name, len(group), source is None, read, self._register(target), atoms, cuts
             case Receive(_, target, _):
                 return kind, self._register(target)
-            case Slice(target, source):
+            case Slice(target, source) | Pad(target, source):
                 moved = tuple(a != b for a, b in zip(source.mask.box, target.mask.box, strict=True))
                 return kind, read, self._register(target), moved
             case Join(target, sources):

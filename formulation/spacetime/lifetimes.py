@@ -80,7 +80,7 @@ class _Device:
             match instruction:
                 case Run(op):
                     self._task(index, op, instruction)
-                case Slice(target, source) | Accumulate(target, source, True):
+                case Slice(target, source, False) | Accumulate(target, source, True):
                     self.of[target] = self.of[source]
                 case Accumulate(target, source) if target.tensor.node in self.prices.rows.tables:
                     self.rows.setdefault(id(self.of[target]), []).append(self.of[source])

@@ -122,8 +122,7 @@ def cells(box: Box, others: Iterable[Box]) -> list[Box]:
 def takes(reader: Addends, written: Addends) -> bool:
     """True if a reader of a share of the addends takes the addend `written`.
 
-    A reader takes the addends that begin in its share, so readers that partition the addends take each once. The first
-    reader takes all of a whole value and the others take zeros (the layout conversion R -> P).
+    A reader takes the addends that begin in its share, so readers that partition the addends take each once.
     """
     return reader is ALL or reader[0] <= written[0] < reader[1]
 

@@ -47,11 +47,20 @@ class Zeros:
 
 
 @dataclass(slots=True, eq=False)
-class Slice:
-    """`target` is the part of `source` given by its mask."""
+class Pad:
+    """`target` is `source` in its box, and zero elsewhere: other readers take the rest."""
 
     target: Register
     source: Register
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """`target` is the part of `source` given by its mask: a view of it, or `copied`, so that the rest is freed."""
+
+    target: Register
+    source: Register
+    copied: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +131,7 @@ class Receive:
 Transfer: TypeAlias = Collective | Send | Receive
 """Instructions that involve other devices."""
 
-Instruction: TypeAlias = Run | Zeros | Slice | Join | Add | Accumulate | Transfer
+Instruction: TypeAlias = Run | Zeros | Pad | Slice | Join | Add | Accumulate | Transfer
 
 
 def communicates(instruction: Instruction) -> bool:
@@ -137,7 +146,7 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
             return instruction.reads
         case Join() | Add():
             return instruction.sources
-        case Slice() | Accumulate() | Send():
+        case Pad() | Slice() | Accumulate() | Send():
             return (instruction.source,)
         case Collective():
             return () if instruction.source is None else (instruction.source,)

@@ -18,7 +18,7 @@ from ..rvd.prices import ROOTED
 from ..rvd.state import RVD, Path, Piece, RvdStep, State, pieces_of
 from .aligned import GroupPattern, filled
 from .builder import EventBuilder, Part, Place
-from .mask import Box, hull, meet
+from .mask import GRADIENT, Box, hull, meet
 from .materialized import Register
 from .supplies import Demand, Supply
 
@@ -202,7 +202,8 @@ def follow(
             held = made
         else:
             assert step.kind == "schunk", step.kind  # the only other step without addends
-            held = {device: builder.slice(register, boxes[device], floor) for device, register in held.items()}
+            kept = builder.graph.of_parameter(next(iter(held.values())).tensor, GRADIENT)  # until the update
+            held = {device: builder.slice(x, boxes[device], floor, kept) for device, x in held.items()}
     return held
 
 

@@ -23,6 +23,7 @@ from .op import Op, Phase, differentiable
 from .site import Site, told
 
 Via: TypeAlias = "tuple[int, int] | None"
+_VTensors: TypeAlias = "Mapping[Op, tuple[VTensor, ...]]"
 
 
 @dataclass(slots=True, eq=False)  # there are many, and frozen ones take longer to make
@@ -102,7 +103,7 @@ def tasks(graph: Graph) -> Tasks:
     reads = reads_of(ops)
     writes = {op: op.writes for op in ops}
     if not problems:
-        needs, problems = _needs(_Writers(graph.pcg, writes, reached), reads)
+        needs, problems = _needs(_Writers(graph.pcg, writes, reads, reached), reads)
     orders = tuple(map(_current, graph.orders))
     return Tasks(
         graph, ops, reads, writes, needs=tuple(needs), orders=orders, meetings=meeting, problems=tuple(problems)
@@ -272,8 +273,13 @@ def _weights_again(
 class _Writers:
     """The writers of every part of every tensor."""
 
-    def __init__(self, pcg: PCG, writes: Mapping[Op, tuple[VTensor, ...]], reached: frozenset[int]) -> None:
+    def __init__(self, pcg: PCG, writes: _VTensors, reads: _VTensors, reached: frozenset[int]) -> None:
         self.pcg = pcg
+        self.shares: dict[PTensor, dict[Mask, set[int | None]]] = defaultdict(lambda: defaultdict(set))
+        for op, own in reads.items():
+            for read in own:
+                if read.mask.partial:
+                    self.shares[read.tensor][read.mask].add(op.device)
         self.found: dict[tuple[PTensor, Via], dict[Box, dict[Addends, list[Op]]]] = defaultdict(dict)
         for op, own in writes.items():
             for written in own:
@@ -323,11 +329,27 @@ class _Writers:
             self._known[read, via] = known
         return known
 
-    @staticmethod
-    def _part(read: VTensor, via: Via, cell: Box, writers: dict[Addends, list[Op]]) -> _Part:
+    def _part(self, read: VTensor, via: Via, cell: Box, writers: dict[Addends, list[Op]]) -> _Part:
         wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
-        taken = ((addends, ops) for addends, ops in writers.items() if takes(read.mask.addends, addends))
+        whole = read.mask.partial and len(writers) == 1 and ALL in writers
+        taken = (
+            (addends, ops)
+            for addends, ops in writers.items()
+            if takes(read.mask.addends, self._share(read.tensor, cell, ops) if whole else addends)
+        )
         return _Part(cell, [(addends, tuple(ops)) for addends, ops in sorted(taken)], wrong)
+
+    def _share(self, tensor: PTensor, cell: Box, writers: Sequence[Op]) -> Addends:
+        """The share whose readers take a whole value, others zeros: the first one whose devices all write it.
+
+        So a value is kept at one coordinate (R -> P), and parts are padded where they are (S -> P).
+        """
+        devices: dict[Addends, set[int | None]] = defaultdict(set)
+        for mask, readers in self.shares[tensor].items():
+            if meet(mask.box, cell) is not None:
+                devices[mask.addends] |= readers
+        there = {op.device for op in writers}
+        return min((share for share, readers in devices.items() if readers <= there), default=ALL)
 
     def loss(self) -> list[str]:
         """Problems of the loss, which no task reads."""

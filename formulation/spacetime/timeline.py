@@ -22,6 +22,7 @@ from .materialized import (
     Collective,
     Instruction,
     Join,
+    Pad,
     Receive,
     Run,
     Send,
@@ -193,9 +194,9 @@ class Timeline:
         match instruction:
             case Zeros(target):
                 return self.prices.copy_ns((), size(target))
-            case Slice(target) if target in self.updating:
+            case Slice(target, copied=False) if target in self.updating:
                 return 0  # a view
-            case Slice(target):
+            case Pad(target) | Slice(target):
                 return self.prices.copy_ns([size(target)], size(target))
             case Add(sources=sources) if len({source.via for source in sources}) == len(sources):
                 return 0  # autograd adds up the gradients of several readers, which the planner does not price either

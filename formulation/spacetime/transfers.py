@@ -1,7 +1,7 @@
 """Transfers of a tensor between devices: slice, send and receive, or a collective (SuperScaler, sections 3.3 and 4)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ...model.machine.machine import Machine
@@ -9,7 +9,7 @@ from ..rvd.prices import ROOTED
 from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
-from .builder import EventBuilder, Place
+from .builder import START, EventBuilder, Place
 from .mask import Box, PTensor, hull, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
@@ -71,15 +71,21 @@ class Transfers:
                 return False
             homes.append((self.written.first(term), demand, term, boxes))
         for _, demand, term, boxes in sorted(homes, key=lambda home: home[0]):
-            demand.parts += [(box, self.written.register(term, demand.device)) for box in boxes]
+            self._take(demand, boxes, self.written.register(term, demand.device), self.written.use(term))
         return True
+
+    def _take(self, demand: Demand, boxes: Sequence[Box], held: Register, use: Hashable) -> None:
+        """A demand takes boxes of what its device has; of the gradient of a fetched parameter it keeps copies alone."""
+        if use is not None:
+            demand.parts += [(box, self.builder.slice(held, box, START, copied=True)) for box in boxes]
+        else:
+            demand.parts += [(box, held) for box in boxes]
 
     def local(self, supply: Supply, remote: Container[Demand] = ()) -> None:
         """Satisfy the demands whose device writes the supply itself, except those in `remote`."""
         for demand, boxes in supply.takers.items():
             if demand in supply.local and demand not in remote:
-                register = self.written.sum(supply, demand.device)
-                demand.parts += [(box, register) for box in boxes]
+                self._take(demand, boxes, self.written.sum(supply, demand.device), supply.use)
 
     def bring(self, found: Sequence[Supply], floor: Place) -> None:
         """Satisfy all demands of the supplies of one tensor."""
@@ -134,7 +140,7 @@ class Transfers:
     def _cut(self, supplies: Mapping[int, Supply], boxes: Mapping[int, Box], floor: Place) -> dict[int, Register]:
         """Per device, the part of its supply in a box."""
         return {
-            device: self.builder.slice(self.written.sum(supply, device), boxes[device], floor)
+            device: self.builder.slice(self.written.sum(supply, device), boxes[device], floor, supply.use is not None)
             for device, supply in supplies.items()
         }
 

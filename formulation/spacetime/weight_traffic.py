@@ -25,6 +25,7 @@ from .materialized import (
     Collective,
     Instruction,
     Materialized,
+    Pad,
     Register,
     Run,
     Slice,
@@ -134,12 +135,12 @@ class WeightTraffic:
         return found
 
     def _wait_for_others(self, instructions: Sequence[Instruction], found: dict[int, Window | None]) -> None:
-        """Take exchanges, slices and zeros of weights out of their windows, with what moves these weights further."""
+        """Take exchanges, slices, zeros and padding of weights out of their windows, with what moves these weights further."""
         waited: set[Register] = set()
         for place, instruction in enumerate(instructions):
             exchanges = isinstance(instruction, Collective) and instruction.kind == "all_to_all"
             further = not waited.isdisjoint(reads(instruction))
-            if not (exchanges or further or isinstance(instruction, Slice | Zeros)) or not self.moves(instruction):
+            if not (exchanges or further or isinstance(instruction, Pad | Slice | Zeros)) or not self.moves(instruction):
                 continue
             if all(written.tensor.kind == VALUE for written in writes(instruction)):
                 found[place] = None

@@ -13,6 +13,7 @@ from torch import nn
 
 import partita
 from partita import micro_batches, op_assign, op_join, op_trans, replicate, split
+from partita.bench import conversions
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
@@ -25,7 +26,7 @@ from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.materialized import Accumulate, Collective
+from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Slice
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.strategies.tensor_classes import classes
@@ -393,6 +394,17 @@ def test_weights_of_a_stage_of_one_layer_share_a_message(name: str) -> None:
     assert min(len(segments(part.graph)) for part in plan.stages) == 1
     assert all(part.together.keys() >= {s.name for s in segments(part.graph)} for part in plan.stages)
     assert made.prediction.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=3e-5)
+
+
+@pytest.mark.parametrize("way", ["tensor", "2x2"])
+def test_padded_biases_and_sliced_gradients_cost_the_same(way: str) -> None:
+    """Biases are stored in parts and read as addends; of their gradients a device keeps a copy of its part."""
+    plan = conversions.planned(next(case for case in conversions.CASES if case.name == f"candle-uno {way}"))
+    made = partita.space_time(plan.space_time_graph(), plan.machine, dtype=plan.dtype, module=plan.module)
+    own = [i for i in made.program.devices[1] if isinstance(i, Pad | Slice)]
+    assert {type(i) for i in own} == {Pad, Slice} and all(i.copied for i in own if isinstance(i, Slice))
+    assert made.prediction.step_ns == plan_price(plan).objective_ns
+    assert made.verify(steps=2)["ok"]
 
 
 def test_receives_are_posted_before_the_message_is_sent() -> None:

@@ -18,6 +18,7 @@ from partita.formulation.spacetime.materialized import (
     Collective,
     Instruction,
     Join,
+    Pad,
     Materialized,
     Receive,
     Register,
@@ -57,6 +58,7 @@ class _Audit:
         self.arrived: dict[int, dict[int, Collective]] = defaultdict(dict)
         self.results: dict[int, dict[int, Content]] = {}
         self.edges: dict[PTensor, list[set[int]]] = {}
+        self.shared: dict[object, list[tuple[Addends, bool]]] = defaultdict(list)
         self.cells: dict[tuple[PTensor, Box], list[Box]] = {}
         self.writers: dict[PTensor, dict[Via, set[VTensor]]] = defaultdict(lambda: defaultdict(set))
         for register in program.shapes:
@@ -87,6 +89,9 @@ class _Audit:
         ran = Counter(i.op for instructions in devices for i in instructions if isinstance(i, Run))
         if ran != Counter(self.program.tasks.ops):
             raise FaultError("not every task runs once")
+        for cell, readers in self.shared.items():
+            if not _taken_once(readers):
+                raise FaultError(f"{cell} is whole, and of the readers of its addends not one share takes it: {readers}")
 
     def _numbered(self) -> None:
         """Places of events rise on every device, and are the keys of transfers."""
@@ -106,6 +111,9 @@ class _Audit:
                 self._run(device, op, reads, writes)
             case Zeros(target):
                 self._write(device, target, {cell: Counter() for cell in self._cells(target.tensor, target.mask.box)})
+            case Pad(target, source):
+                zeros = {cell: Counter[VTensor]() for cell in self._cells(target.tensor, target.mask.box)}
+                self._write(device, target, zeros | self._read(device, source))
             case Slice(target, source):
                 self._write(device, target, self._cut(self._read(device, source), target.mask.box))
             case Join(target, sources):
@@ -257,6 +265,9 @@ class _Audit:
             for via, written in self.writers[read.tensor].items():
                 shares = sorted(found.pop(via, []))
                 there = {w.mask.addends for w in written if within(cell, w.mask.box)}
+                if read.mask.partial and there == {ALL} and shares in ([], [ALL]):
+                    self.shared[read.tensor, via, cell].append((read.mask.addends, bool(shares)))
+                    continue
                 wanted = sorted(share for share in there if takes(read.mask.addends, share))
                 if shares != wanted and (read.mask.partial or not _complete(shares)):
                     raise FaultError(
@@ -278,6 +289,12 @@ def parts(box: Box, of: Collective, number: int) -> list[Box]:
 def _union(boxes: Sequence[Box], atom: int) -> Box:
     """From the first box to the last along an atom."""
     return (*boxes[0][:atom], (boxes[0][atom][0], boxes[-1][atom][1]), *boxes[0][atom + 1 :])
+
+
+def _taken_once(readers: Sequence[tuple[Addends, bool]]) -> bool:
+    """True if those that take a whole value are those whose shares have some one point: of any partition one."""
+    edges = {edge for share, _ in readers for edge in share} - {ALL[1]}
+    return any(all((start <= edge < stop) is taken for (start, stop), taken in readers) for edge in edges)
 
 
 def _complete(shares: Sequence[Addends]) -> bool:

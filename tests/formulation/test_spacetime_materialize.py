@@ -23,6 +23,7 @@ from partita.formulation.spacetime.materialized import (
     Collective,
     Instruction,
     Join,
+    Pad,
     Materialized,
     Receive,
     Run,
@@ -314,6 +315,18 @@ def test_a_share_without_addends_is_zeros() -> None:
     program = built(graph)
     assert kinds(program, 0) == {"all_reduce": 2} and kinds(program, 1) == {"all_reduce": 2, "Zeros": 1}
     assert [i.target.tensor.kind for i in collectives(program, 0)] == ["value", "gradient"]
+
+
+def test_parts_that_addends_are_read_of_are_padded_where_they_lie() -> None:
+    """S to P; the gradient of a share is whole, and its part sliced (R to S)."""
+    graph = Graph(chain())
+    spread([node(graph, "first")], split(("first.weight", 0), 2), (0, 1))
+    spread([node(graph, "second")], split_value("x", 2), (0, 1))
+    spread([node(graph, "loss")], replicate(2), (0, 1))
+    program = built(graph)
+    assert check(program) == ()
+    assert kinds(program, 0) == kinds(program, 1) == {"Pad": 1, "all_reduce": 2, "Slice": 1}
+    assert [str(r.mask) for i in of(program, 1, Pad) for r in reads(i)] == ["[0:8, 8:16]"]
 
 
 def test_replicas_nearest_by_the_machine_are_taken() -> None:

@@ -11,6 +11,7 @@ from ....formulation.spacetime.materialized import (
     Collective,
     Instruction,
     Join,
+    Pad,
     Receive,
     Register,
     Run,
@@ -47,9 +48,9 @@ def _other(instruction: Instruction) -> int:
 
 
 def _start(instruction: Instruction, atom: int) -> int:
-    """Where a slice begins in its source."""
-    assert isinstance(instruction, Slice)
-    return instruction.target.mask.box[atom][0] - instruction.source.mask.box[atom][0]
+    """Where a slice begins in its source, or what is padded in its target."""
+    assert isinstance(instruction, Slice | Pad)
+    return abs(instruction.target.mask.box[atom][0] - instruction.source.mask.box[atom][0])
 
 
 class Written(NamedTuple):
@@ -103,10 +104,14 @@ class DeviceWriter(Blocks):
             case Zeros():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
                 self._define(instruction.target, f"run.zeros({shape}{dtype})")
+            case Pad():
+                self._define(instruction.target, self._padded(instruction, place))
             case Slice() if self.for_update(instruction.target):
                 pass  # a view of a kept part
             case Slice():
-                self._define(instruction.target, self._sliced(self.use(instruction.source), instruction, place))
+                text = self._sliced(self.use(instruction.source), instruction, place)
+                copies = instruction.copied and ".flatten(" not in text
+                self._define(instruction.target, f"{text}.clone()" if copies else text)
             case Join():
                 self._join(instruction)
             case Add():
@@ -218,6 +223,21 @@ class DeviceWriter(Blocks):
         for first, last in reversed(undo):
             text += f".flatten({first}, {last})"
         return text
+
+    def _padded(self, pad: Pad, place: int) -> str:
+        """A part among zeros; where a dim has several factors that are cut, it is placed among these."""
+        known, outer, inner = self.flow.graph.atoms[pad.target.tensor.node], pad.target.mask, pad.source.mask
+        moved = [a for a in range(len(outer.box)) if outer.box[a] != inner.box[a]]
+        shape = shape_text(self.shapes[pad.target])
+        by_factors = any(len(known.of_dim(known.dim_of(a)[0])) > 1 for a in moved)
+        places = []
+        for a in moved:
+            start = mark("start", *(_start(own, a) for own in self.flow.everywhere(place)))
+            places.append(f"({a if by_factors else known.dim_of(a)[0]}, {start}, {inner.sizes[a]})")
+        self.functions.used.helpers.add("padded")
+        sizes = shape_text(outer.sizes) if by_factors else shape
+        text = f"padded({self._sent(pad.source)}, {sizes}, {', '.join(places)})"
+        return f"{text}.reshape({shape})" if by_factors else text
 
     def _join(self, join: Join) -> None:
         """Concatenate parts that lie along one dim; copy others to their places."""
