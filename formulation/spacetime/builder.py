@@ -171,7 +171,7 @@ class EventBuilder:
         if box in layer:
             return layer[box]
         if len(layer) == 1:
-            return self._padded(box, *layer.values(), floor)
+            return self._padded(box, next(iter(layer.values())), floor)
         tiles = []
         for cell in cells(box, layer):
             register = next((register for inner, register in layer.items() if meet(cell, inner) is not None), None)

@@ -140,7 +140,9 @@ class WeightTraffic:
         for place, instruction in enumerate(instructions):
             exchanges = isinstance(instruction, Collective) and instruction.kind == "all_to_all"
             further = not waited.isdisjoint(reads(instruction))
-            if not (exchanges or further or isinstance(instruction, Pad | Slice | Zeros)) or not self.moves(instruction):
+            if not (exchanges or further or isinstance(instruction, Pad | Slice | Zeros)) or not self.moves(
+                instruction
+            ):
                 continue
             if all(written.tensor.kind == VALUE for written in writes(instruction)):
                 found[place] = None
