@@ -1,8 +1,10 @@
 """The choice for one node of a plan, and its JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...formulation.bundles.bundles import batch_row
+from ...formulation.strategies.strategy import rows
 from ...model.graph.atoms import Atoms, atoms
 from ...model.graph.layout import B, Layout, P, R, S, atom_of, is_split
 from ...model.graph.pcg import PCG
@@ -48,6 +50,18 @@ class Choice:
     def given(self) -> Layout:
         """The layout from which consumers convert."""
         return self.output if self.shared is None else self.shared
+
+
+def joined_choice(graph: PCG, join: int, choice: Choice, axis: int) -> Choice:
+    """The choice of a node that joins a bundle over an axis as if it read its output's layout: its work costs this."""
+    found = rows(graph, join)
+    if choice.output[axis] == P:
+        return replace(choice, inputs=tuple((*x[:axis], P, *x[axis + 1 :]) for x in choice.inputs))
+    number = batch_row(graph, join) if is_split(choice.output[axis]) else 0
+    assert number is not None
+    letters = found[number].inputs
+    inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(choice.inputs, letters, strict=True))
+    return replace(choice, inputs=inputs)
 
 
 def letter_text(known: Atoms, letter: int) -> str:

@@ -25,7 +25,7 @@ from ...model.machine.machine import Machine
 from ...model.machine.precision import precision
 from .axis_names import axis_names
 from .checks import check, check_pipeline
-from .choice import Choice, letter_text
+from .choice import Choice, joined_choice, letter_text
 from .delegation import call
 from .memo import varied
 
@@ -180,6 +180,11 @@ class Plan:
     def joined(self) -> dict[int, int]:
         """The nodes that join parallel branches, each with the axis that these are on."""
         return {i: self._choice(join).joins[0] for join, bundle in self.bundles.items() for i in bundle.joining}
+
+    def joining(self, node: int) -> Choice:
+        """The choice of a node; of one that joins parallel branches as if it read these as it gives its result."""
+        choice, axis = self.choices[node], self.joined.get(node)
+        return choice if axis is None else joined_choice(self.graph, node, choice, axis)
 
     @cached_property
     def range_of(self) -> dict[int, Range]:

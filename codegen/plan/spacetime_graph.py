@@ -23,7 +23,7 @@ from ...model.graph.folded import pass_of
 from ...model.graph.layout import B, Layout, S, atom_of, chunk, is_split
 from ...model.graph.segments import segments
 from .plan import DIRECTION, Plan
-from .spacetime_parts import Part, parts_of
+from .spacetime_parts import Mesh, Part, parts_of
 from .spacetime_plan import graph, space_time
 
 MICRO, STAGE = "micro", "stage"
@@ -124,12 +124,14 @@ def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
     choice = holders[0].choice(index)
     layout, updated = choice.output, choice.sharded_states
     if not updated and all(
-        _splits(layout, part) == _splits(read, part) for part in holders for read in _readings(part, index)
+        _splits(layout, part.mesh(index)) == _splits(read, part.mesh(index))
+        for part in holders
+        for read in _readings(part, index)
     ):
         return
     cuts: list[Transformation] = [replicate(len(holders), label=STAGE)] if len(holders) > 1 else []
     cuts += _stored(made, index, holders[0])
-    devices = [rank for part in holders for rank in part.ranks.ravel().tolist()]
+    devices = [rank for part in holders for rank in part.mesh(index).devices]
     place(made, made.pcg.nodes[index].name, cuts, devices, shared=choice.shared is not None)
 
 
@@ -145,7 +147,7 @@ def _stored(made: Graph, index: int, part: Part, shared: Collection[int] = ()) -
     there is none.
     """
     found, left = list[Chosen](), [{size} for size in made.atoms[index].sizes]  # by atom the sizes of parts
-    for axis, name, size in sorted(part.axes, key=lambda known: known[0] in shared):
+    for axis, name, size in sorted(part.mesh(index).axes, key=lambda known: known[0] in shared):
         letter = part.choice(index).output[axis]
         if axis in shared:
             divided = (S(atom) for atom, sizes in enumerate(left) if all(length % size == 0 for length in sizes))
@@ -167,8 +169,8 @@ def _readings(part: Part, index: int) -> Iterator[Layout]:
         )
 
 
-def _splits(layout: Layout, part: Part) -> list[int]:
-    return [layout[axis] if is_split(layout[axis]) else B for axis, _, _ in part.axes]
+def _splits(layout: Layout, mesh: Mesh) -> list[int]:
+    return [layout[axis] if is_split(layout[axis]) else B for axis, _, _ in mesh.axes]
 
 
 def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
@@ -178,12 +180,13 @@ def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
         return
     if choice.sharded_gradients:
         shard_gradients(made.parts(index))
-    shared = [axis for axis, _, _ in part.axes if choice.output[axis] == B]
+    mesh = part.mesh(index)
+    shared = [axis for axis, _, _ in mesh.axes if choice.output[axis] == B]
     parts = list(made.parts(index))
     for cut in _stored(made, index, part, shared):
         parts = [made_part for op in parts for made_part in op_trans(op, cut)]
     for op in parts:
-        op_assign(op, int(part.ranks[tuple(op.coordinate(name) for name in part.plan.axes)]))
+        op_assign(op, mesh.rank(op))
 
 
 def _recompute(made: Graph, part: Part) -> None:

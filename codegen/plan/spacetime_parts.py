@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -24,6 +25,34 @@ from .choice import Choice
 from .plan import Plan
 
 
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Ranks by their coordinates on named axes."""
+
+    names: tuple[str, ...]
+    ranks: NDArray[np.int64]
+
+    @property
+    def axes(self) -> tuple[tuple[int, str, int], ...]:
+        """Number, name and size of every axis that has more than one rank."""
+        sized = zip(self.names, self.ranks.shape, strict=True)
+        return tuple((axis, name, size) for axis, (name, size) in enumerate(sized) if size > 1)
+
+    @property
+    def devices(self) -> list[int]:
+        """All ranks, the last axis fastest."""
+        found: list[int] = self.ranks.ravel().tolist()
+        return found
+
+    def only(self, axis: int, start: int, stop: int) -> Mesh:
+        """Some adjacent coordinates of an axis."""
+        return Mesh(self.names, self.ranks.take(range(start, stop), axis))
+
+    def rank(self, op: Op) -> int:
+        """The rank of a part, by its coordinates."""
+        return int(self.ranks[tuple(op.coordinate(name) for name in self.names)])
+
+
 class Part:
     """A stage of a plan: its nodes by their index in the whole graph, its ranks, and what became of its operators."""
 
@@ -39,10 +68,9 @@ class Part:
         return self.plan.choices[self.own[index]]
 
     @cached_property
-    def axes(self) -> tuple[tuple[int, str, int], ...]:
-        """Number, name and size of every axis that has more than one rank."""
-        sized = zip(self.plan.axes, self.plan.placement.sizes, strict=True)
-        return tuple((axis, name, size) for axis, (name, size) in enumerate(sized) if size > 1)
+    def everywhere(self) -> Mesh:
+        """The mesh of all its ranks."""
+        return Mesh(self.plan.axes, self.ranks)
 
     def check(self) -> None:
         """Raise PartitaError for what space-time plans cannot express, with its name and what to plan instead."""
@@ -66,25 +94,30 @@ class Part:
                     f"the optimizer states of {node.name!r} are on the host, for which space-time plans have no "
                     "primitive: plan again with --no-offload"
                 )
-            if choice.beside or choice.joins:
-                raise PartitaError(
-                    f"{node.name!r} belongs to branches that run side by side, which a conversion does not take apart: "
-                    "plan again with another --mesh or a pipeline, of which the best plan may have none"
-                )
+
+    def mesh(self, index: int) -> Mesh:
+        """The mesh on which a node is: of a branch beside others the coordinates that it has of their axis."""
+        at, found = self.own[index], self.everywhere
+        for axis, start in self.plan.choices[at].beside:
+            known = self.plan.range_of.get(at)
+            found = found.only(axis, start, known[2] if known and known[0] == axis else start + 1)
+        return found
 
     def rows(self, index: int) -> list[Row]:
         """The row of an operator on every axis of more than one rank."""
-        pcg, at, choice = self.plan.graph, self.own[index], self.choice(index)
+        pcg, at, axes = self.plan.graph, self.own[index], self.mesh(index).axes
+        choice = self.plan.joining(at)
         taken = rows_taken(pcg, at, choice.inputs, choice.output)
-        found = [row for axis, _, _ in self.axes if (row := taken[axis]) is not None]
-        assert len(found) == len(self.axes), pcg.nodes[at].name
+        found = [row for axis, _, _ in axes if (row := taken[axis]) is not None]
+        assert len(found) == len(axes), pcg.nodes[at].name
         return found
 
     def assign(self, op: Op, index: int, everywhere: bool) -> Iterator[Op]:
-        """An operator, cut along every axis of the mesh, each part on its rank; or whole on every rank."""
+        """An operator, cut along every axis of its mesh, each part on its rank; or whole on every rank."""
         parts = [op]
-        rows = [None] * len(self.axes) if everywhere else self.rows(index)
-        for (_, name, size), row in zip(self.axes, rows, strict=True):
+        mesh = self.everywhere if everywhere else self.mesh(index)
+        rows = [None] * len(mesh.axes) if everywhere else self.rows(index)
+        for (_, name, size), row in zip(mesh.axes, rows, strict=True):
             how = replicate(size, label=name) if row is None else Chosen(row, size, name)
             try:
                 parts = [part for each in parts for part in op_trans(each, how)]
@@ -93,7 +126,7 @@ class Part:
                     f"{error}. Plan again with --mesh or --micro-batches of sizes that divide it, or with another "
                     f"--fix {op.of.name}=ROW"
                 ) from error
-        for part, rank in zip(parts, self.ranks.ravel().tolist(), strict=True):
+        for part, rank in zip(parts, mesh.devices, strict=True):
             op_assign(part, rank)
         return iter(parts)
 

@@ -3,27 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 
-from ...formulation.bundles.bundles import batch_row, inside
-from ...formulation.strategies.strategy import rows
+from ...formulation.bundles.bundles import inside
 from ...formulation.strategies.tensor_classes import Classes
 from ...model.graph.buffer_updates import updated
-from ...model.graph.layout import P, is_split
-from ...model.graph.pcg import PCG
-from ..plan.choice import Choice
 from ..plan.plan import Plan
 from .price_items import StagePrice
-
-
-def as_ordinary(graph: PCG, join: int, choice: Choice, axis: int) -> Choice:
-    """The choice of a node that joins a bundle over an axis as if it read its output's layout: its work costs this."""
-    found = rows(graph, join)
-    if choice.output[axis] == P:
-        return replace(choice, inputs=tuple((*x[:axis], P, *x[axis + 1 :]) for x in choice.inputs))
-    number = batch_row(graph, join) if is_split(choice.output[axis]) else 0
-    assert number is not None
-    letters = found[number].inputs
-    inputs = tuple((*x[:axis], w, *x[axis + 1 :]) for x, w in zip(choice.inputs, letters, strict=True))
-    return replace(choice, inputs=inputs)
 
 
 def critical_path(plan: Plan, classes: Classes, price: StagePrice) -> StagePrice:

@@ -18,7 +18,6 @@ from ...model.machine.roofline import backward_factor
 from ...model.operators.operator import LookUp, operator
 from ..plan.choice import Choice
 from .conversions import Conversions
-from .critical_branches import as_ordinary
 from .price_items import Item, Phase, PriceSlot
 from .price_items import Part as PricePart
 
@@ -209,9 +208,7 @@ class OperatorPrices(Conversions):
 
     def choice(self, index: int) -> Choice:
         """The choice of an operator, for what it computes."""
-        choice = self.plan.choices[index]
-        axis = self.plan.joined.get(index)
-        return choice if axis is None else as_ordinary(self.graph, index, choice, axis)
+        return self.plan.joining(index)
 
     def exchange(self, index: int) -> None:
         """Exchanges that join the branches of a bundle, and split their gradients."""

@@ -135,7 +135,7 @@ class WeightTraffic:
         return found
 
     def _wait_for_others(self, instructions: Sequence[Instruction], found: dict[int, Window | None]) -> None:
-        """Take exchanges, slices, zeros and padding of weights out of their windows, with what moves these weights further."""
+        """Take exchanges, slices, zeros and padding of weights out of their windows, and what moves these further."""
         waited: set[Register] = set()
         for place, instruction in enumerate(instructions):
             exchanges = isinstance(instruction, Collective) and instruction.kind == "all_to_all"
