@@ -331,25 +331,25 @@ class _Writers:
 
     def _part(self, read: VTensor, via: Via, cell: Box, writers: dict[Addends, list[Op]]) -> _Part:
         wrong = _incomplete(writers) or _unlike(writers, read.tensor.kind == GRADIENT, via)
-        whole = read.mask.partial and len(writers) == 1 and ALL in writers
         taken = (
             (addends, ops)
             for addends, ops in writers.items()
-            if takes(read.mask.addends, self._share(read.tensor, cell, ops) if whole else addends)
+            if read.mask.addends is ALL or takes(read.mask.addends, self._share(read.tensor, cell, ops) or addends)
         )
         return _Part(cell, [(addends, tuple(ops)) for addends, ops in sorted(taken)], wrong)
 
-    def _share(self, tensor: PTensor, cell: Box, writers: Sequence[Op]) -> Addends:
-        """The share whose readers take a whole value, others zeros: the first one whose devices all write it.
+    def _share(self, tensor: PTensor, cell: Box, writers: Sequence[Op]) -> Addends | None:
+        """The share whose readers take an addend: the first one whose devices all write it; None if there is none.
 
-        So a value is kept at one coordinate (R -> P), and parts are padded where they are (S -> P).
+        So a whole value is kept at one coordinate (R -> P), parts are padded where they are (S -> P), and gradients
+        stay with the devices of a branch.
         """
         devices: dict[Addends, set[int | None]] = defaultdict(set)
         for mask, readers in self.shares[tensor].items():
             if meet(mask.box, cell) is not None:
                 devices[mask.addends] |= readers
         there = {op.device for op in writers}
-        return min((share for share, readers in devices.items() if readers <= there), default=ALL)
+        return min((share for share, readers in devices.items() if readers <= there), default=None)
 
     def loss(self) -> list[str]:
         """Problems of the loss, which no task reads."""

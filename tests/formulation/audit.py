@@ -58,7 +58,7 @@ class _Audit:
         self.arrived: dict[int, dict[int, Collective]] = defaultdict(dict)
         self.results: dict[int, dict[int, Content]] = {}
         self.edges: dict[PTensor, list[set[int]]] = {}
-        self.shared: dict[object, list[tuple[Addends, bool]]] = defaultdict(list)
+        self.shared: dict[object, list[tuple[Addends, int]]] = defaultdict(list)
         self.cells: dict[tuple[PTensor, Box], list[Box]] = {}
         self.writers: dict[PTensor, dict[Via, set[VTensor]]] = defaultdict(lambda: defaultdict(set))
         for register in program.shapes:
@@ -267,9 +267,11 @@ class _Audit:
             for via, written in self.writers[read.tensor].items():
                 shares = sorted(found.pop(via, []))
                 there = {w.mask.addends for w in written if within(cell, w.mask.box)}
-                if read.mask.partial and there == {ALL} and shares in ([], [ALL]):
-                    self.shared[read.tensor, via, cell].append((read.mask.addends, bool(shares)))
-                    continue
+                if read.mask.partial:
+                    for share in there:
+                        self.shared[read.tensor, via, cell, share].append((read.mask.addends, shares.count(share)))
+                    shares = [share for share in shares if share not in there]
+                    there = set()
                 wanted = sorted(share for share in there if takes(read.mask.addends, share))
                 if shares != wanted and (read.mask.partial or not _complete(shares)):
                     raise FaultError(
@@ -293,10 +295,10 @@ def _union(boxes: Sequence[Box], atom: int) -> Box:
     return (*boxes[0][:atom], (boxes[0][atom][0], boxes[-1][atom][1]), *boxes[0][atom + 1 :])
 
 
-def _taken_once(readers: Sequence[tuple[Addends, bool]]) -> bool:
-    """True if those that take a whole value are those whose shares have some one point: of any partition one."""
+def _taken_once(readers: Sequence[tuple[Addends, int]]) -> bool:
+    """True if those that take an addend, once, are those whose shares have some one point: of any partition one."""
     edges = {edge for share, _ in readers for edge in share} - {ALL[1]}
-    return any(all((start <= edge < stop) is taken for (start, stop), taken in readers) for edge in edges)
+    return any(all((start <= edge < stop) == taken for (start, stop), taken in readers) for edge in edges)
 
 
 def _complete(shares: Sequence[Addends]) -> bool:
