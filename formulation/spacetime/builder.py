@@ -94,9 +94,9 @@ class EventBuilder:
         mask = Mask(box, source.mask.addends)
         return self._made(mask, source.via, [source], floor, lambda t: Slice(t, source, copied))
 
-    def zeros(self, device: int, tensor: PTensor, box: Box, place: Place) -> Register:
+    def zeros(self, device: int, tensor: PTensor, box: Box, place: Place, passed: bool = False) -> Register:
         made = self.register(device, tensor, Mask(box), None, place)
-        self.events.append((place, {device: Zeros(made)}))
+        self.events.append((place, {device: Zeros(made, passed)}))
         return made
 
     def add(self, sources: Sequence[Register], floor: Place) -> Register:

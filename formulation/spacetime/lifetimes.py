@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE, PTensor
-from .materialized import Accumulate, Collective, Instruction, Materialized, Register, Run, Slice, waits_for, writes
+from .materialized import (
+    Accumulate,
+    Collective,
+    Instruction,
+    Materialized,
+    Register,
+    Run,
+    Slice,
+    Zeros,
+    waits_for,
+    writes,
+)
 from .op import Op, Phase
 from .price import Prices
 
@@ -80,6 +91,8 @@ class _Device:
             match instruction:
                 case Run(op):
                     self._task(index, op, instruction)
+                case Zeros(target, passed=True):
+                    self.of[target] = self._new(0, "transients", index, target.tensor)
                 case Slice(target, source, False) | Accumulate(target, source, True):
                     self.of[target] = self.of[source]
                 case Accumulate(target, source) if target.tensor.node in self.prices.rows.tables:

@@ -12,7 +12,7 @@ device runs its events in that order, so all devices of the first unfinished eve
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from functools import partial
 
 from ...model.errors import PartitaError
@@ -61,9 +61,12 @@ def materialize(
         found = supplies(nested(demands, written), written)
         transfers.bring(summed_in_groups(found, transfers, floor), floor)
     registers: dict[Demand, Register] = {}
+    passed = wanted.passed()
     for demand in sorted(dict.fromkeys(wanted.of.values()), key=lambda q: q.within is not None):
         mask, place = demand.read.mask, (demand.at, BEFORE)
-        if demand.within is None:
+        if demand in passed:
+            made = builder.zeros(demand.device, demand.read.tensor, mask.box, place, passed=True)
+        elif demand.within is None:
             made = builder.assemble(demand.device, demand.read.tensor, mask.box, demand.parts, place)
         else:
             made = builder.slice(registers[demand.within], mask.box, place)
@@ -175,8 +178,28 @@ class _Wanted:
             self._known[key] = demand
         return demand
 
+    def passed(self) -> set[Demand]:
+        """Values of which other devices compute all addends, and which are only added to something here."""
+        here = {(written.tensor, device(op)) for op, own in self.written.writes.items() for written in own}
+        found = {q for q in self.of.values() if not q.terms and (q.read.tensor, q.device) not in here}
+        size = None
+        while size != len(found):
+            size = len(found)
+            kept = {(op.forward or op, read.tensor.node) for (op, read), q in self.of.items() if q not in found}
+            for (op, read), demand in self.of.items():
+                if demand in found and not _passes(op, kept, (op.forward or op, read.tensor.node)):
+                    found.discard(demand)
+        return found
+
     def _fetched(self, demand: Demand) -> bool:
         """True for a parameter not wholly kept on its device, which is released after each use."""
         if not self.written.builder.graph.of_parameter(demand.read.tensor):
             return False
         return any(demand.device not in self.written.writers(term) for term in demand.terms)
+
+
+def _passes(op: Op, kept: Set[tuple[Op, int]], zero: tuple[Op, int]) -> bool:
+    """True if an operator only adds zeros to an operand that it has, in all phases."""
+    shapes = {op.graph.pcg.nodes[i].shape for i in (*op.of.inputs, op.node)}
+    others = {(op.forward or op, i) for i in op.of.inputs} - {zero}
+    return op.of.op == "add" and len(shapes) == 1 and len(others) == 1 and others <= kept and zero not in kept

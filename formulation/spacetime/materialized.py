@@ -5,7 +5,7 @@ dependencies; a collective, or a send with its receive, has the same `key` on al
 transfers in the order of keys and waits only for earlier ones, so there is no deadlock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,9 +41,13 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Zeros:
-    """`target` is zero: another reader takes the addends."""
+    """`target` is zero: another reader takes the addends.
+
+    `passed`: those are on other devices, and what reads the zeros adds them to something, which it passes on.
+    """
 
     target: Register
+    passed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +169,19 @@ def writes(instruction: Instruction) -> tuple[Register, ...]:
         case Send():
             return ()
     return (instruction.target,)
+
+
+def passing(instructions: Iterable[Instruction]) -> dict[Op, Register]:
+    """The forward operators of a device that pass on one operand, each with the zeros that it would add to it."""
+    found, zeros = dict[Op, Register](), set[Register]()
+    for instruction in instructions:
+        match instruction:
+            case Zeros(target, passed=True):
+                zeros.add(target)
+            case Run(op, read):
+                for register in zeros.intersection(read):
+                    found[op.forward or op] = register
+    return found
 
 
 def waits_for(instruction: Instruction) -> tuple[Register, ...]:

@@ -101,6 +101,8 @@ class DeviceWriter(Blocks):
         match instruction := self.flow.instructions[place]:
             case Run():
                 self._run(instruction)
+            case Zeros(passed=True):
+                pass
             case Zeros():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
                 self._define(instruction.target, f"run.zeros({shape}{dtype})")

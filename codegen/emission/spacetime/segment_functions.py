@@ -125,7 +125,7 @@ class Segments(FunctionWriter):
                 for cut, own in zip(op.cuts, _cut_keys(op), strict=True)
             )
             again = tuple(register.tensor.node for register in flow.again(op))
-            kinds = op.split, op.computed_once, flow.of(op, Phase.BACKWARD) is None, again
+            kinds = op in flow.passing, op.split, op.computed_once, flow.of(op, Phase.BACKWARD) is None, again
             found.append((op.node, kinds, tuple(operands), number(flow.result(op)), tuple(cuts)))
         at = {op: place for place, op in enumerate(self.segment.ops)}
         return tuple(found), tuple(at[out.op] for out in self.code.outs)
@@ -175,15 +175,20 @@ class Segments(FunctionWriter):
 
     def _operator(self, op: Op, is_counted: bool) -> None:
         operands = []
-        registers = self.flow.operands(op)
+        registers, zeros = self.flow.operands(op), self.flow.passing.get(op)
         for operand, source in enumerate(op.of.inputs):
             register = registers.get(operand)
+            if register is not None and register is zeros:
+                continue
             if register is None:
                 operands.append(self._source(op, operand, source))
             elif register in self.inside and self.inside[register] in self.made:
                 operands.append(self.made[self.inside[register]])
             else:
                 operands.append(self._argument(op, operand, register))
+        if zeros is not None:
+            self.made[op] = self.add(Statement(_passed_on, tuple(operands), "view", self._value_name(op.node), op.node))
+            return
         if is_counted:
             operands.append(self._leaf(("count", op.node), "weight", f'at.counts["{op.of.name}"]', op.node))
         operands = self._rounded(op, operands)
@@ -346,6 +351,10 @@ class Segments(FunctionWriter):
 def _cut_keys(op: Op) -> list[tuple[str, int, int, int]]:
     """What cuts of several operators have in common that have one name within a function."""
     return [(label, count, cut.parts, cut.number) for (label, count), cut in op.labels.items()]
+
+
+def _passed_on(texts: Sequence[str]) -> str:
+    return f"{enclosed(texts[0])}[...]"
 
 
 def _in_compute_dtype(texts: Sequence[str]) -> str:
