@@ -6,7 +6,7 @@ and unassigned operators are reported as problems.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -270,16 +270,27 @@ def _weights_again(
             yield op.graph.part(PTensor(VALUE, source), mask)
 
 
+class _Turn(NamedTuple):
+    """A device that reads a share, and the how manieth of its parts of an operator that is."""
+
+    device: int | None
+    turn: int
+
+
 class _Writers:
     """The writers of every part of every tensor."""
 
     def __init__(self, pcg: PCG, writes: _VTensors, reads: _VTensors, reached: frozenset[int]) -> None:
         self.pcg = pcg
-        self.shares: dict[PTensor, dict[Mask, set[int | None]]] = defaultdict(lambda: defaultdict(set))
+        self.shares: dict[PTensor, dict[Mask, set[_Turn]]] = defaultdict(lambda: defaultdict(set))
+        self._taking: dict[object, Addends] = {}
+        turns = Counter[object]()
         for op, own in reads.items():
             for read in own:
                 if read.mask.partial:
-                    self.shares[read.tensor][read.mask].add(op.device)
+                    part = op.device, op.phase, op.node, read.tensor
+                    self.shares[read.tensor][read.mask].add(_Turn(op.device, turns[part]))
+                    turns[part] += 1
         self.found: dict[tuple[PTensor, Via], dict[Box, dict[Addends, list[Op]]]] = defaultdict(dict)
         for op, own in writes.items():
             for written in own:
@@ -334,22 +345,35 @@ class _Writers:
         taken = (
             (addends, ops)
             for addends, ops in writers.items()
-            if read.mask.addends is ALL or takes(read.mask.addends, self._share(read.tensor, cell, ops) or addends)
+            if read.mask.addends is ALL or takes(read.mask.addends, self._share((read.tensor, via), cell, addends))
         )
         return _Part(cell, [(addends, tuple(ops)) for addends, ops in sorted(taken)], wrong)
 
-    def _share(self, tensor: PTensor, cell: Box, writers: Sequence[Op]) -> Addends | None:
-        """The share whose readers take an addend: the first one whose devices all write it; None if there is none.
+    def _share(self, of: tuple[PTensor, Via], cell: Box, written: Addends) -> Addends:
+        """The share whose readers take an addend: that in which it begins, or else one whose devices all write it.
 
         So a whole value is kept at one coordinate (R -> P), parts are padded where they are (S -> P), and gradients
-        stay with the devices of a branch.
+        stay with the devices of a branch. Those of a micro-batch stay with its readers. All readers find the same,
+        as it follows from the boxes in which the addend is written there.
         """
-        devices: dict[Addends, set[int | None]] = defaultdict(set)
-        for mask, readers in self.shares[tensor].items():
-            if meet(mask.box, cell) is not None:
-                devices[mask.addends] |= readers
-        there = {op.device for op in writers}
-        return min((share for share, readers in devices.items() if readers <= there), default=None)
+        boxes = tuple(box for box in self.found[of] if within(cell, box))
+        key = of, boxes, written
+        if key not in self._taking:
+            readers: dict[Addends, set[_Turn]] = defaultdict(set)
+            for mask, own in self.shares[of[0]].items():
+                if all(meet(mask.box, box) is not None for box in boxes):
+                    readers[mask.addends] |= own
+            there = {op.device for box in boxes for op in self.found[of][box].get(written, ())}
+            begins = [share for share in readers if takes(share, written)]
+            turns = {reader.turn for share in begins for reader in readers[share]}
+            near = (
+                share
+                for share in sorted(readers, key=lambda share: (share not in begins, share))
+                if {reader.device for reader in readers[share]} <= there
+                and turns == {reader.turn for reader in readers[share]}
+            )
+            self._taking[key] = next(near, written)
+        return self._taking[key]
 
     def loss(self) -> list[str]:
         """Problems of the loss, which no task reads."""

@@ -91,9 +91,7 @@ class _Audit:
             raise FaultError("not every task runs once")
         for cell, readers in self.shared.items():
             if not _taken_once(readers):
-                raise FaultError(
-                    f"{cell} is whole, and of the readers of its addends not one share takes it: {readers}"
-                )
+                raise FaultError(f"of the readers of the addends of {cell} not one share takes each once: {readers}")
 
     def _numbered(self) -> None:
         """Places of events rise on every device, and are the keys of transfers."""
