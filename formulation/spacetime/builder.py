@@ -53,7 +53,7 @@ class EventBuilder:
         self._shapes: dict[int, tuple[_Dims, dict[Box, tuple[int, ...]]]] = {}  # by node: of its parts by box
         self._alike: dict[_Dims, dict[Box, tuple[int, ...]]] = {}  # the same of nodes with equal dims
         self._runs: dict[int, dict[int, Instruction]] = {}  # by place
-        self._moved: set[int] = set()  # numbers of the registers that transfers made, each for one reader
+        self._own: set[int] = set()  # numbers of the registers that transfers or copies made, each for one reader
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
         """A new register, created by the event at `ready`."""
@@ -92,7 +92,10 @@ class EventBuilder:
         if box == source.mask.box:
             return source
         mask = Mask(box, source.mask.addends)
-        return self._made(mask, source.via, [source], floor, lambda t: Slice(t, source, copied))
+        made = self._made(mask, source.via, [source], floor, lambda t: Slice(t, source, copied))
+        if copied:
+            self._own.add(made.number)
+        return made
 
     def zeros(self, device: int, tensor: PTensor, box: Box, place: Place, passed: bool = False) -> Register:
         made = self.register(device, tensor, Mask(box), None, place)
@@ -156,7 +159,7 @@ class EventBuilder:
             layer = next((x for x in layers if all(meet(inner, other) is None for other in x)), None)
             if layer is None:
                 layers.append(layer := {})
-            sums = self.graph.of_parameter(tensor, GRADIENT) and self._moved.issuperset(r.number for r in registers)
+            sums = self.graph.of_parameter(tensor, GRADIENT) and self._own.issuperset(r.number for r in registers)
             several = sums and len(registers) > 1
             layer[inner] = self.accumulate(registers) if several else self.add(registers, floor)
         whole = [self._tiled(device, tensor, box, layer, floor) for layer in layers]
@@ -184,7 +187,7 @@ class EventBuilder:
         """A copy of a register on another device."""
         place = self.after([source], floor)
         made = self.register(to, source.tensor, source.mask, source.via, place)
-        self._moved.add(made.number)
+        self._own.add(made.number)
         self.events.append((place, {source.device: Send(0, source, to), to: Receive(0, made, source.device)}))
         return made
 
@@ -203,7 +206,7 @@ class EventBuilder:
             source = sources.get(device)
             event[device] = Collective(0, pattern.kind, pattern.group, source, new, atoms=pattern.atoms, cuts=cuts)
             made[device] = new
-            self._moved.add(new.number)
+            self._own.add(new.number)
         self.events.append((place, event))
         return made
 
