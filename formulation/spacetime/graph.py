@@ -86,6 +86,7 @@ class Graph:
         self.schedules: list[Schedule] = []
         self.stores: list[Op] = []
         self.shared: set[int] = set()  # placed parameters that all their readers in a pass fetch together
+        self.retained: set[int] = set()  # placed parameters of which backward has what forward fetched
         self.scattered: set[int] = set()  # parameters whose gradients are summed for every use, not once a step
         self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
         self._prover = prover
@@ -216,7 +217,7 @@ class Graph:
         made._updates = {node: list(map(of, ops)) for node, ops in self._updates.items()}
         made._derived = {key: of(op) for key, op in self._derived.items()}
         made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
-        made.shared, made.scattered = {*self.shared}, {*self.scattered}
+        made.shared, made.retained, made.scattered = {*self.shared}, {*self.retained}, {*self.scattered}
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
         made.schedules = [replace(s, stages=tuple(tuple(map(of, ops)) for ops in s.stages)) for s in self.schedules]
         return made

@@ -154,6 +154,7 @@ class _Device:
             weights = [span for p, span in read.items() if nodes[op.of.inputs[p]].op == "parameter"]
             saved = self.prices.saved(op, stored=all(span.kind == "weights" for span in weights))
             held = [read[p] for p in saved.operands if p in read] + ([own] if saved.output else [])
+            held += [read[p] for p in self.prices.retained(op) if p in read]
             if saved.own_bytes:
                 held.append(self._new(saved.own_bytes, "transients", index, PTensor(SAVED, op.node)))
             self.held[op.forward or op] = list({id(span): span for span in held if span.size_bytes}.values())

@@ -129,7 +129,8 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             copy.swapped = made.micro_batch_group(graph, groups, op.swapped, number)
             copies[op].append(copy)
     made.take(copies)
-    made.stores, made.shared = [copy for op in graph.stores for copy in copies[op]], {*graph.shared}
+    made.stores = [copy for op in graph.stores for copy in copies[op]]
+    made.shared, made.retained = {*graph.shared}, {*graph.retained}
     made.scattered = {*graph.scattered}
 
     def of(ops: Sequence[Op]) -> tuple[Op, ...]:

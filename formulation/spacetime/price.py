@@ -92,6 +92,14 @@ class Prices:
             self._saved[key] = self._saved_by(op, stored)
         return self._saved[key]
 
+    def retained(self, op: Op) -> list[int]:
+        """The operands that are fetched weights which backward needs, and does not fetch again."""
+        if self.graph.retained.isdisjoint(op.of.inputs):
+            return []
+        names = operator(op.of.op).named(op.of)
+        kept = operator(op.of.op).kept(op.of, self._sources(op))
+        return [p for p, i in enumerate(op.of.inputs) if i in self.graph.retained and names[p] in kept]
+
     def _saved_by(self, op: Op, stored: bool) -> Saved:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
         copied = self.special.copied(op)

@@ -206,12 +206,14 @@ def place(
     devices: Sequence[int],
     *,
     shared: bool = False,
+    retained: bool = False,
 ) -> None:
     """Keep the parts of a parameter between steps one on each device; by default it lies with its readers.
 
     Several transformations are applied one after the other, each to the parts of the one before. Operators fetch the
     parts that their device lacks before they run, and release them afterwards (ZeRO-3). Where it is `shared`, all that
-    read it in a pass, forward or backward, fetch it once, before the first of them.
+    read it in a pass, forward or backward, fetch it once, before the first of them. `retained`: backward has what
+    forward, or its recomputation, fetched; else it fetches it again.
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:
@@ -230,6 +232,7 @@ def place(
         part.device, part.assigned = device, where
     graph.stores += parts
     graph.shared |= {index} if shared else set()
+    graph.retained |= {index} if retained else set()
 
 
 def listed(ops: Ops) -> tuple[Op, ...]:

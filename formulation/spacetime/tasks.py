@@ -266,6 +266,8 @@ def _weights_again(
         ]
     for operand, source in saved[op.node]:
         mask = op.mask(operand)
+        if source in op.graph.retained:
+            continue
         if mask.partial or not any(within(mask.box, box) for box in stored[source, op.device]):
             yield op.graph.part(PTensor(VALUE, source), mask)
 

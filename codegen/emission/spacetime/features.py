@@ -175,7 +175,7 @@ def _weight_constants(e: SpaceTimeEmission) -> list[str]:
         *places(e.program),
         *joined(e.pcg),
         f"FROZEN = {frozen(e.program)}",
-        *([f"KEPT = {kept(e.pcg)}"] if e.functions.fetches else []),
+        *([f"KEPT = {kept(e.graph)}"] if e.functions.fetches else []),
         *buffers(e.graph),
         *([f"SPARSE = {sparse(e.pcg)}"] if e.sparse else []),
     ]

@@ -199,8 +199,9 @@ def frozen(program: Materialized) -> str:
     return _set([name for node in nodes for name in dict.fromkeys((node.name, *node.originals))])
 
 
-def kept(pcg: PCG) -> str:
+def kept(graph: Graph) -> str:
     """Weights that autograd may save since backward does not fetch them again: not only products read them."""
+    pcg = graph.pcg
 
     def fetched_again(index: int, reader: int) -> bool:
         node = pcg.nodes[reader]
@@ -209,7 +210,13 @@ def kept(pcg: PCG) -> str:
         return node.op in _KEEPS_NOTHING or {*names} <= {*entry.saved}
 
     weights = (i for i in pcg.of("parameter") if len(pcg.nodes[i].shape) > 1)
-    return _set([pcg.nodes[i].name for i in weights if not all(fetched_again(i, r) for r in pcg.consumers[i])])
+    return _set(
+        [
+            pcg.nodes[i].name
+            for i in weights
+            if i in graph.retained or not all(fetched_again(i, r) for r in pcg.consumers[i])
+        ]
+    )
 
 
 def _set(names: Sequence[str]) -> str:
