@@ -26,7 +26,7 @@ from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Slice
+from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Slice, Zeros
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.strategies.tensor_classes import classes
@@ -405,6 +405,32 @@ def test_padded_biases_and_sliced_gradients_cost_the_same(way: str) -> None:
     assert {type(i) for i in own} == {Pad, Slice} and all(i.copied for i in own if isinstance(i, Slice))
     assert made.prediction.step_ns == plan_price(plan).objective_ns
     assert made.verify(steps=2)["ok"]
+
+
+@pytest.mark.parametrize("name", ["candle-uno bundles", "resnext-50 bundles"])
+def test_parallel_branches_are_on_their_own_devices(name: str) -> None:
+    """They meet in a cat, or in a sum: a device adds nothing to what it has of it."""
+    plan = conversions.planned(next(case for case in conversions.CASES if case.name == name))
+    made = partita.space_time(plan.space_time_graph(), plan.machine, dtype=plan.dtype, module=plan.module)
+    devices: dict[int, set[int | None]] = {i: set() for i, choice in enumerate(plan.choices) if choice.beside}
+    for op in made.program.tasks.graph.forward:
+        devices.get(op.node, set()).add(op.device)
+    assert {frozenset(own) for own in devices.values() if own} == {frozenset({0, 1}), frozenset({2, 3})}
+    zeros = [i.passed for own in made.program.devices for i in own if isinstance(i, Zeros)]
+    assert zeros == [True] * len(zeros) and bool(zeros) == name.startswith("resnext")
+    assert made.prediction.step_ns <= plan_price(plan).objective_ns
+    assert made.verify(steps=2)["ok"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_weight_is_gathered_again_for_backward_as_planned(again: bool, tmp_path: Path) -> None:
+    plan, down = by_samples((2,)), Choice((), (S(0),), regather=again)
+    named = zip(plan.graph.nodes, plan.choices, strict=True)
+    plan = replace(plan, choices=tuple(down if node.name == "down.weight" else choice for node, choice in named))
+    made = checked(plan.space_time_graph(), 2)
+    fetched = [i for i in made.program.devices[0] if isinstance(i, Collective) and i.kind == "all_gather"]
+    assert [i.target.tensor.kind for i in fetched] == ["value"] * (1 + again)
+    trained(made, tmp_path)
 
 
 def test_receives_are_posted_before_the_message_is_sent() -> None:
