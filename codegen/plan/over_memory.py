@@ -85,7 +85,7 @@ def mended(found: Prediction, predict: Predict, graph: Graph | None = None) -> l
 def _tried(remedy: Remedy, found: Prediction, predict: Predict, graph: Graph) -> list[Mended]:
     """The remedy's changes in their order, until one is enough."""
     tried: list[Mended] = []
-    freed = sum(found.memory[found.too_full[0]].peak[kind] for kind in remedy.frees)
+    freed = sum(found.peaks[found.too_full[0]][kind] for kind in remedy.frees)
     for change in remedy.changes if freed >= _WORTH * max(found.peak_bytes) else ():
         made = _made((change,), graph, predict, remedy.sort)
         if made is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
@@ -29,16 +29,15 @@ from ..strategies.row import Row
 from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
 from .loop import Irregular, Loop, Template, micro_of
-from .materialize import UNIT, arrival, ended_after
+from .materialize import MESSAGE, UNIT, arrival, ended_after
 from .materialized import Accumulate, Instruction, Materialized, Register, Run, reads, writes
 from .op import Op, Phase
 from .order import Completed, ordered
+from .repetition import Numbers, Order, Period, Repeat, Shorter, period, shorter
 from .supplies import device
 
 _LATE = (Phase.RECOMPUTE, Phase.RELOAD)
 
-
-Numbers: TypeAlias = NDArray[np.int64]
 
 CHUNK = 4096
 """Events of the template of which those of all micro-batches are made at once: more would need more memory."""
@@ -51,20 +50,47 @@ FEW = 10_000
 class Looped:
     """The events of a program in one total order that respects the dependencies.
 
-    `steps`: the template's event; `micros`: for which micro-batch it is (0 for those that run once); `of`: the number
-    of the micro-batch in the template by event, None for those that run once; `register`: the same of registers.
+    `of`: the number of the micro-batch in the template by event, None for those that run once; `register`: the same of
+    registers.
     `irregular`: why the micro-batches of a loop have operators of their own; empty without such a loop. `alike`: by
     rank, the first one with the same instructions (`equal_ranks.likeness`); empty until they are compared.
     """
 
     program: Materialized
     loop: Loop | None
-    steps: NDArray[np.int64]
-    micros: NDArray[np.int64]
+    order: Order
     of: Sequence[int | None] = ()
     register: dict[Register, int | None] = field(default_factory=dict)
     irregular: str = ""
     alike: Sequence[int] = ()
+
+    @property
+    def steps(self) -> Numbers:
+        """By event, that of the template."""
+        return self._whole.steps
+
+    @property
+    def micros(self) -> Numbers:
+        """By event, for which micro-batch it is; 0 for those that run once."""
+        return self._whole.micros
+
+    @cached_property
+    def _whole(self) -> Order:
+        repeat = self.order.repeat
+        return self.order if repeat is None else self.longer(repeat.times).order
+
+    def longer(self, times: int) -> Looped:
+        """The same, whose order leaves fewer repetitions out, by `times`."""
+        return replace(self, order=self.order.longer(times, self.of))
+
+    @cached_property
+    def short(self) -> Looped:
+        """The program of the micro-batches that are not left out; numbers of later ones are smaller than in all."""
+        repeat = self.order.repeat
+        if self.loop is None or repeat is None:
+            return self
+        fewer = replace(self.loop, count=self.loop.count - repeat.late)
+        return replace(self, loop=fewer, order=replace(self.order, repeat=None))
 
     @cached_property
     def events(self) -> list[list[tuple[int, int]]]:
@@ -83,6 +109,8 @@ class Looped:
     @cached_property
     def likeness(self) -> Sequence[int]:
         """By rank, the first one that runs the same instructions in the same order."""
+        if self.short is not self:
+            return self.short.likeness
         alike = self.same_instructions
         if self.loop is None:
             return alike  # in the order of their places
@@ -176,7 +204,7 @@ def _by_rank(steps: Numbers, first: Numbers, ranks: Numbers, heads: Numbers, fou
 def once(program: Materialized) -> Looped:
     """A program whose every event runs once."""
     steps = np.arange(len(events_of(program)))
-    return Looped(program, None, steps, np.zeros_like(steps))
+    return Looped(program, None, Order(steps, np.zeros_like(steps)))
 
 
 def events_of(program: Materialized) -> list[list[tuple[int, int]]]:
@@ -197,8 +225,25 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
     met = next(iter(completed.tasks.meetings.values()), None)
     if met is not None:
         raise Irregular(str(met))
-    members, loop = _Members(program), template.loop
-    pace = _Pace(completed, program, template).run()
+    members = _Members(program)
+    for fewer in shorter(template):
+        found = _order(completed, program, fewer.template, members, fewer)
+        if found is not None:
+            break
+    else:
+        found = _order(completed, program, template, members)
+        assert found is not None, "all micro-batches are left"
+    return Looped(program, template.loop, found, members.event, members.register)
+
+
+def _order(
+    completed: Completed, program: Materialized, template: Template, members: _Members, fewer: Shorter | None = None
+) -> Order | None:
+    """The events of all micro-batches, or of `fewer`; None if it is not proved that these repeat themselves."""
+    loop, pace = template.loop, _Pace(completed, program, template).run()
+    again = pace.period(fewer) if fewer else None
+    if fewer and again is None:
+        return None
     position = _positions(pace)
     rows, columns = (np.full(len(program.places), -1) for _ in range(2))  # of `position`; column -1: an event's own
     for step, (at, _) in enumerate(program.places):
@@ -210,11 +255,20 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
             raise Irregular(f"an event of micro-batch {own} follows a task of micro-batch {micro}")
         columns[step] = loop.shown[micro]
     order = np.concatenate(list(_order_keys(program, loop, members.event, position, (rows, columns))))
-    del position
     order.sort()
     places, micros = np.divmod(order, loop.count)
+    repeat = None
+    if again is not None:
+        events = 3 * len(rows) * loop.count  # of a position
+        start, stop = (int(np.searchsorted(order, pace.ended(at) * events)) for at in (again.start, again.stop))
+        repeat = Repeat(start, stop, again.micros, again.times)
     places %= len(rows)
-    return Looped(program, loop, places, micros, members.event, members.register)
+    if repeat is not None:
+        between = np.array([own == 1 for own in members.event])
+        times = np.bincount(places[repeat.start : repeat.stop], minlength=len(rows))
+        if not np.array_equal(times, np.where(between, repeat.micros, 0)):
+            return None
+    return Order(places, micros, repeat)
 
 
 def _order_keys(
@@ -494,6 +548,28 @@ class _Pace:
             arrivals = (int(self.ends[row, micro if own else 0]) + under_way for row, own, under_way in needs)
             start = max([self.free[where], *arrivals])
         self.free[where] = self.ends[self.family[at], micro] = ended_after(start, op)
+
+    def period(self, within: Shorter) -> Period | None:
+        """When the devices have done the same as before, for later micro-batches."""
+        keys = [list(dict.fromkeys((slot.kind, slot.stage) for slot in own)) for own in within.template.orders]
+        keys = keys or [[_ALL]]
+        slots = dict.fromkeys(key for own in keys for key in own)
+        own = {number for key in slots for number in self.devices.get(key, ())}
+        if slots.keys() != self.devices.keys() or any(device(self.tasks[at]) not in own for at in self.once[1]):
+            return None
+        rows = [self.rows[key, 1] for key in slots]
+        begins = np.cumsum([0, *map(len, rows)])
+        places = {key: np.arange(begins[at], begins[at + 1]) for at, key in enumerate(slots)}
+        every = np.concatenate(rows)
+        once = [self.ends[self.family[at], 0] for at in self.once[0]]
+        latest = MESSAGE + int(max([0, *once, *self.ends[every, 0]]))
+        shown = [dict(enumerate(places[key] for key in own)) for own in keys]
+        return period(self.ends[every, 1:-1], shown, within, latest, UNIT)
+
+    def ended(self, time: int) -> int:
+        """How many tasks of all micro-batches have ended by then."""
+        single = [self.family[at] for side in self.once for at in side]
+        return int((self.ends <= time).sum() - (self.ends[single, 1:] <= time).sum())
 
 
 class _Outer(NamedTuple):

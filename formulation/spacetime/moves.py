@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from ...model.graph.layout import COLLECTIVES, Action
 from ..special import Message as Exchanged
 from .equal_ranks import numbered
-from .looped import Looped, Numbers
+from .looped import Looped
 from .mask import VALUE, PTensor
 from .materialized import Collective, Materialized, Run, Send
 from .meetings import Meeting
 from .messages import Message
 from .op import Op
 from .price import Prices
+from .repetition import Numbers, Repeat
 from .supplies import device as device_of
 from .weight_traffic import WeightTraffic
 
@@ -79,13 +80,24 @@ class Moves:
         found[here] = [ns for run in self._similar(steps) for ns in self._times(run)]
         return found
 
-    def _similar(self, steps: Numbers) -> Iterator[tuple[int, ...]]:
-        """Consecutive transfers of one tensor that go on in the same way."""
+    def repeats(self, repeat: Repeat) -> bool:
+        """True if what goes on together is the same in each repetition: none of it goes on through a whole one."""
+        steps = self.looped.steps[repeat.start : repeat.stop]
+        kinds = self._kinds[steps[self.transfers[steps]]]
+        return not kinds.size or bool((kinds != kinds[0]).any())
+
+    @cached_property
+    def _kinds(self) -> Numbers:
+        """By step of the program, which of the transfers go on in the same way."""
         kinds = np.zeros(len(self.looped.events), dtype=np.int64)
         kinds[list(self.moves)] = numbered(
             (m.kind, m.tensor, m.message, len(m.group), m.messages) for m in self.moves.values()
         )
-        changes = 1 + np.flatnonzero(np.diff(kinds[steps]))
+        return kinds
+
+    def _similar(self, steps: Numbers) -> Iterator[tuple[int, ...]]:
+        """Consecutive transfers of one tensor that go on in the same way."""
+        changes = 1 + np.flatnonzero(np.diff(self._kinds[steps]))
         own = steps.tolist()
         for start, stop in pairwise((0, *changes.tolist(), len(own)) if own else ()):
             yield tuple(own[start:stop])

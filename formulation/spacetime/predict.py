@@ -12,7 +12,8 @@ kernels of their layer, which ends with the longer of both; elsewhere devices wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,15 +21,21 @@ import numpy as np
 
 from ...model.errors import PartitaError
 from ...model.garbage_collection import without_collection
+from ...model.graph.pcg import PCG
 from ...model.machine.machine import Machine
 from .lifetimes import Lifetimes, Span, lifetimes
 from .looped import Looped, once
 from .materialized import Instruction, Materialized
 from .moves import Moves
 from .price import Prices
-from .timeline import COMPUTE, Streamed, Timeline, Times
+from .steady import Again
+from .timeline import COMPUTE, Streamed, Timeline
+from .times import Times
 from .usage import Usage, changes, usage
 from .weight_traffic import WeightTraffic
+
+MORE = 3
+"""Where repetitions that are simulated do not suffice, so many times more micro-batches are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +65,53 @@ class Held(NamedTuple):
     micro: int | None
 
 
+class Simulated(NamedTuple):
+    """Times and memory by device of a program that may leave repetitions out: what comes `again` comes more often."""
+
+    looped: Looped
+    times: tuple[Times, ...]
+    memory: tuple[Usage, ...]
+    again: Again | None = None
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step: the times of every device's instructions, its memory, and what lives in it."""
+    """A simulated step: the times of every device's instructions, its memory, and what lives in it.
+
+    `first`: by device, the one that was simulated for it.
+    """
 
     looped: Looped
     machine: Machine
-    times: tuple[Times, ...]
-    memory: tuple[Usage, ...]
+    simulated: Simulated
     living: tuple[Lifetimes, ...]
     streams: tuple[tuple[Streamed, ...], ...]  # by device and place
+    first: tuple[int, ...]
 
     @property
     def program(self) -> Materialized:
         """The program; of a plan with a loop, that of its template."""
         return self.looped.program
+
+    @cached_property
+    def times(self) -> tuple[Times, ...]:
+        """Per device the times of all instructions."""
+        again, found = self.simulated.again, dict[int, Times]()
+        if again is None:
+            return self.simulated.times
+        for device in {*self.first}:
+            steps = self.program.steps[device]
+            between = np.array([(self.looped.of[step] or 0) > 0 for step in steps], dtype=bool)
+            found[device] = again.expanded(device, self.simulated.times[device], between)
+        return tuple(found[device] for device in self.first)
+
+    @cached_property
+    def memory(self) -> tuple[Usage, ...]:
+        """Per device its memory over all of the step."""
+        if self.simulated.again is None:
+            return self.simulated.memory
+        found = {d: usage(self.looped, d, self.times[d], self.living[d]) for d in {*self.first}}
+        return tuple(found[device] for device in self.first)
 
     @cached_property
     def devices(self) -> tuple[tuple[Timed, ...], ...]:
@@ -91,11 +130,18 @@ class Prediction:
     @cached_property
     def step_ns(self) -> int:
         """Duration of the step."""
-        return max((int(times.ends.max()) for times in self.times if times.ends.size), default=0)
+        again, ends = self.simulated.again, (times.ends for times in self.simulated.times)
+        found = max((int(own.max()) for own in ends if own.size), default=0)
+        return found + (again.times * again.ns if again else 0)
+
+    @property
+    def peaks(self) -> tuple[Mapping[str, int], ...]:
+        """Per device its bytes by kind (`MEMORY`) at the peak."""
+        return tuple(usage.peak for usage in self.simulated.memory)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        return tuple(usage.peak_bytes for usage in self.memory)
+        return tuple(usage.peak_bytes for usage in self.simulated.memory)
 
     @property
     def too_full(self) -> tuple[int, ...]:
@@ -105,30 +151,36 @@ class Prediction:
 
     def alive(self, device: int) -> tuple[Held, ...]:
         """The allocations of a device at its peak; what lies in it for the whole step is in `living`."""
-        living, now = self.living[device], set[int]()
-        change = changes(self.looped, device, self.times[device], living)
+        looped, times, _, again = self.simulated
+        living, now, at = self.living[device], set[int](), 0
+        change = changes(looped, device, times[device], living)
         total = sum(living.always.values())
-        for size, frees, span in zip(change.sizes.tolist(), change.frees.tolist(), change.spans.tolist(), strict=True):
-            if total == self.memory[device].peak_bytes:
+        for size, frees, span, ns in zip(*(own.tolist() for own in change[:4]), strict=True):
+            if total == self.peak_bytes[device]:
                 break
-            total += size
+            total, at = total + size, ns
             (now.discard if frees else now.add)(span)
+        late = again.late(device, times[device], at) if again else 0
         held = (Held(living.spans[change.numbers[span]], change.micros[span]) for span in sorted(now))
-        return tuple(own for own in held if own.span.size_bytes)
+        return tuple(
+            own._replace(micro=own.micro + late if own.micro else own.micro) for own in held if own.span.size_bytes
+        )
 
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
         """Compute time of every device."""
-        computes = (np.array([one.stream == COMPUTE for one in own], dtype=bool) for own in self.streams)
-        return tuple(
-            int((times.ends - times.starts)[here[times.places]].sum())
-            for times, here in zip(self.times, computes, strict=True)
-        )
+        again, found = self.simulated.again, dict[int, int]()
+        for device in {*self.first}:
+            times, computes = self.simulated.times[device], [on.stream == COMPUTE for on in self.streams[device]]
+            busy = np.where(np.array(computes, dtype=bool)[times.places], times.ends - times.starts, 0)
+            more = again.times * int(busy[slice(*again.places[device])].sum()) if again else 0
+            found[device] = int(busy.sum()) + more
+        return tuple(found[device] for device in self.first)
 
     @property
     def bubble(self) -> float:
         """The fraction of device time without computation."""
-        whole = self.step_ns * len(self.times)
+        whole = self.step_ns * len(self.first)
         return 1 - sum(self.busy_ns) / whole if whole else 0.0
 
 
@@ -146,17 +198,28 @@ def predict(
     if len(program.devices) > machine.devices:
         raise PartitaError(f"the plan is for {len(program.devices)} devices, {machine.name} has {machine.devices}")
     prices = Prices(program.tasks.graph, machine, dtype, optimizer)
-    moves = Moves(given, prices, WeightTraffic(program, prices))
-    first = given.equal_ranks([moves.ns[given.instructions(rank)[0]].tobytes() for rank in range(len(program.devices))])
-    living = {device: lifetimes(program, device, prices, given.pcg) for device in sorted({*first})}
-    timeline = Timeline(given, moves, living, first)
-    times, streams = timeline.run(), timeline.streams()
-    memory = {device: usage(given, device, times[device], alive) for device, alive in living.items()}
+    kept, weights = given, WeightTraffic(program, prices)
+    while True:
+        found = _simulated(kept, Moves(kept.short, prices, weights), given.pcg)
+        repeat = kept.order.repeat
+        if repeat is None or found.simulated.again is not None:
+            return replace(found, looped=given)
+        kept = kept.longer(min(repeat.times, MORE * kept.short.count // repeat.micros))
+
+
+def _simulated(given: Looped, moves: Moves, whole: PCG) -> Prediction:
+    """A step without repetitions that are left out; `whole`: the graph of all samples."""
+    program, short, prices = given.program, given.short, moves.prices
+    first = short.equal_ranks([moves.ns[short.instructions(rank)[0]].tobytes() for rank in range(len(program.devices))])
+    living = {device: lifetimes(program, device, prices, whole) for device in sorted({*first})}
+    timeline = Timeline(short, moves, living, first, given.order.repeat)
+    (times, again), streams = timeline.run(), timeline.streams()
+    memory = {device: usage(short, device, times[device], alive) for device, alive in living.items()}
     return Prediction(
         given,
-        machine,
-        times=tuple(times[device] for device in first),
-        memory=tuple(memory[device] for device in first),
+        prices.machine,
+        Simulated(short, tuple(times[device] for device in first), tuple(memory[device] for device in first), again),
         living=tuple(living[device] for device in first),
         streams=tuple(streams[device] for device in first),
+        first=first,
     )

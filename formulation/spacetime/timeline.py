@@ -7,7 +7,8 @@ the loop over all events of a step is compiled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numba import njit
 
 from .equal_ranks import equal_events
 from .lifetimes import Lifetimes
-from .looped import FEW, Looped, Numbers
+from .looped import FEW, Looped
 from .materialized import (
     Accumulate,
     Add,
@@ -35,6 +36,9 @@ from .materialized import (
 )
 from .moves import Moves
 from .op import Phase
+from .repetition import Numbers, Repeat
+from .steady import TRIED, Again, Rows, State, shift_of
+from .times import Times
 from .weight_traffic import Window
 
 COMPUTE, COLLECTIVES, WEIGHTS, HOST = "compute", "collectives", "weights", "host"
@@ -51,17 +55,6 @@ class Streamed(NamedTuple):
     stream: str
     ns: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The instructions of a device in order: places in the program, micro-batches; when reached, started, ended."""
-
-    places: Numbers
-    micros: Numbers
-    reached: Numbers
-    starts: Numbers
-    ends: Numbers
 
 
 class _Row(NamedTuple):
@@ -113,14 +106,22 @@ class _Events(NamedTuple):
 class Timeline:
     """The times of the devices of `living`, one of each class of equal ones, and of all transfers between them.
 
-    `first`: by device, the one of `living` that is equal to it.
+    `first`: by device, the one of `living` that is equal to it; `repeat`: events that stand for some left out.
     """
 
-    def __init__(self, looped: Looped, moves: Moves, living: Mapping[int, Lifetimes], first: Sequence[int]) -> None:
+    def __init__(
+        self,
+        looped: Looped,
+        moves: Moves,
+        living: Mapping[int, Lifetimes],
+        first: Sequence[int],
+        repeat: Repeat | None = None,
+    ) -> None:
         self.looped, self.program, self.prices, self.living = looped, looped.program, moves.prices, living
-        self.moves, self.weights = moves, moves.weights
+        self.moves, self.weights, self.repeat = moves, moves.weights, repeat
         self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator: where they begin
         self.size = 0  # of all rows
+        self.between: list[int] = []  # where rows of all micro-batches between the first and the last begin
         self.windows: dict[Window, int] = {}
         self.updating = {  # what updates read: parts of weights and gradients that are kept
             register
@@ -172,6 +173,8 @@ class Timeline:
         own = range(1) if micro is None or loop is None else loop.stands_for(micro)
         if key not in self.rows:
             self.rows[key] = self.size - own.start
+            if micro == 1:
+                self.between.append(self.size)
             self.size += len(own)
         if micro is None or loop is None:
             return _Row(self.rows[key], 0)
@@ -214,33 +217,86 @@ class Timeline:
 
     # Time
 
-    def run(self) -> dict[int, Times]:
-        """Run all events in order. Every device reaches its part of a transfer once it has got to it."""
-        events, entries = self._events(), self._arrays()
+    def run(self) -> tuple[dict[int, Times], Again | None]:
+        """Run all events in order. Every device reaches its part of a transfer once it has got to it.
+
+        Also what comes again, if repetitions are left out; None, too, if the devices do not come to repeat themselves.
+        """
+        events, entries, at = self._events(), self._arrays(), self.first
         counts = np.repeat(np.bincount(events.numbers, minlength=len(self.entries)), np.diff(entries.firsts))
         sizes = np.bincount(entries.devices, weights=counts, minlength=len(self.living)).astype(np.int64)
         stops = np.cumsum(sizes)
         made = np.zeros((3, int(sizes.sum())), dtype=np.int64)
         run = _run if len(events.numbers) > FEW else _run.py_func
-        run(events, entries, np.zeros(self.size, dtype=np.int64), made, stops - sizes)
+        devices = len(self.living)
+        state = State(
+            free=np.zeros((devices, _COUNT), dtype=np.int64),
+            began=np.zeros(devices, dtype=np.int64),
+            inside=np.full(devices, _LEAVES, dtype=np.int64),
+            ready=np.zeros(self.size, dtype=np.int64),
+            heads=stops - sizes,
+        )
+        cuts, states = self._cuts(), list[State]()
+        for start, stop in pairwise((0, *np.searchsorted(at, cuts).tolist(), len(at))):
+            run(_Events(*(own[start:stop] for own in events)), entries, state, made)
+            states.append(state.copy() if len(states) < len(cuts) else state)
         found = {}
         for device, stop, size in zip(self.living, stops.tolist(), sizes.tolist(), strict=True):
             at, places = self.looped.instructions(device)
             found[device] = Times(places, self.looped.micros[at], *made[:, stop - size : stop])
-        return found
+        return found, self._again(states[:-1], (stops - sizes).tolist())
+
+    def _cuts(self) -> list[int]:
+        """Before and after each of the last repetitions of events that stand for those that are left out."""
+        repeat = self.repeat
+        if repeat is None or not self.moves.repeats(repeat):
+            return []
+        size = repeat.stop - repeat.start
+        count = repeat.alike(self.looped.steps, self.looped.micros, TRIED + 2)
+        ns = self.moves.ns[repeat.stop - count * size : repeat.stop].reshape(count, size)
+        alike = 1 + int((ns[::-1] == ns[-1]).all(axis=1).cumprod()[1:].sum())
+        return [repeat.stop - number * size for number in range(alike)][::-1]
+
+    def _again(self, states: Sequence[State], begins: Sequence[int]) -> Again | None:
+        """What comes again between two of the states after repetitions; None if they are not alike."""
+        repeat, loop = self.repeat, self.looped.loop
+        if repeat is None or loop is None or not states:
+            return None
+        between = np.array(self.between, dtype=np.int64)[:, None] + np.arange(loop.count - 2)
+        single = np.ones(self.size, dtype=bool)
+        single[between.ravel()] = False
+        rows = Rows(between, np.flatnonzero(single))
+        after = self.looped.steps[repeat.stop :]
+        inner = np.array([own == 1 for own in self.looped.of])[after]
+        since = int(self.looped.micros[repeat.stop :][inner].min(initial=loop.count - 1)) - 1
+        for turns in range(1, len(states)):
+            if repeat.times % turns:
+                continue
+            micros, earlier, now = turns * repeat.micros, states[-1 - turns], states[-1]
+            ns = shift_of(earlier, now, rows, micros, since, (_COMPUTE, _WEIGHTS))
+            if ns:
+                places = zip(self.living, (earlier.heads - begins).tolist(), (now.heads - begins).tolist(), strict=True)
+                return Again({device: (x, y) for device, x, y in places}, ns, micros, repeat.times // turns)
+        return None
 
     def _events(self) -> _Events:
-        """The first of equal events."""
+        """The first of equal events (`first`)."""
         steps, micros = self.looped.steps, self.looped.micros
-        numbers, every = self.number[steps], np.arange(len(steps))
-        one = np.unique(self.number, return_index=True)[1]  # by number, a step of the template
-        equal = self.looped.offsets[one][numbers] + micros
-        first = np.zeros(len(steps), dtype=np.int64)
-        first[equal[::-1]] = every[::-1]
-        at = np.flatnonzero(first[equal] == every)
+        numbers = self.number[steps]
+        at = self.first
         local = np.array([max(entry.on.ns for entry in members) for members in self.entries], dtype=np.int64)
         ns = self.moves.ns[at] + local[numbers[at]]  # what meets computes, too; a transfer itself takes 0
         return _Events(numbers[at], micros[at], ns, self.prices.machine.busy_ns(ns))
+
+    @cached_property
+    def first(self) -> Numbers:
+        """Where the first of equal events are in the order of all."""
+        steps, micros = self.looped.steps, self.looped.micros
+        every, one = np.arange(len(steps)), np.unique(self.number, return_index=True)[1]  # a step of each number
+        equal = self.looped.offsets[one][self.number[steps]] + micros
+        first = np.zeros(len(steps), dtype=np.int64)
+        first[equal[::-1]] = every[::-1]
+        return np.flatnonzero(first[equal] == every)
 
     def _arrays(self) -> _Entries:
         number = {device: at for at, device in enumerate(self.living)}
@@ -268,14 +324,12 @@ def _begins(groups: Iterable[Sequence[object]]) -> Numbers:
 
 
 @njit(cache=True, nogil=True)
-def _run(events: _Events, entries: _Entries, ready: Numbers, made: Numbers, heads: Numbers) -> None:
-    """Run all events. `ready`: by row; `made`: by device and instruction when it was reached, started and ended.
+def _run(events: _Events, entries: _Entries, state: State, made: Numbers) -> None:
+    """Run events from a state, which becomes that after them.
 
-    `heads`: by device, where its instructions begin there.
+    `made`: by device and instruction when it was reached, started and ended.
     """
-    free = np.zeros((len(heads), _COUNT), dtype=np.int64)  # by device and stream
-    began = np.zeros(len(heads), dtype=np.int64)  # when the window of a device did
-    inside = np.full(len(heads), _LEAVES, dtype=np.int64)  # which one it is in
+    free, began, inside, ready, heads = state
     for event in range(len(events.numbers)):
         number, micro, ns = events.numbers[event], events.micros[event], events.ns[event]
         start = 0

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .lifetimes import Lifetimes
-from .looped import Looped, Numbers
-from .timeline import Times
+from .looped import Looped
+from .repetition import Numbers
+from .times import Times
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from partita.codegen.emission.common.rolled_lines import Line, Number, Piece, li
 from partita.codegen.emission.spacetime import loop_statements
 from partita.codegen.emission.spacetime.short_loops import Run, Short, shortened
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan
-from partita.formulation.spacetime.looped import Numbers
+from partita.formulation.spacetime.repetition import Numbers
 from partita.model.zoo import build
 
 MICROS = 24

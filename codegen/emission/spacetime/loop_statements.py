@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
@@ -17,6 +18,7 @@ import numpy as np
 
 from ....formulation.spacetime.loop import Irregular, Loop
 from ....formulation.spacetime.looped import Looped
+from ....formulation.spacetime.repetition import Numbers
 from ..common.rolled_lines import Line, Number, Piece, lines, over_names, restored, rolled
 from .data_flow import TEMPLATE, Flow
 from .device_statements import Written
@@ -32,8 +34,9 @@ def statements(looped: Looped, flow: Flow, written: Sequence[Written]) -> list[P
     if looped.loop is None:
         return rolled([piece for own in written for piece in own.pieces])
     device = _Device(looped, looped.loop, flow, written)
-    for short in (device.shortened(), device.whole):
-        pieces = device.write(short)
+    for order in (device.shortened, device.whole):
+        short = order()
+        pieces = None if short is None else device.write(short)
         if pieces is not None:
             found = restored(rolled(pieces, names=False))
             if found is not None and sum(map(lines, found)) == device.size:
@@ -62,22 +65,31 @@ class _Device:
             elif own.step is not None and own.pieces:
                 self.text[own.step] = number
         self.needed = [self._needed(place, needs) for place, needs in enumerate(self._needs())]
-        self.whole = self._order(looped)
+        self.looped = looped
         self.lines = [[(own, _moving(own)) for own in map(_line, statement.pieces)] for statement in written]
         self._check()
 
-    def _order(self, looped: Looped) -> Short:
+    def whole(self) -> Short:
         """The device's instructions with statements in the order of all micro-batches."""
+        return Short(*self._order(self.looped), self.loop.count)
+
+    def shortened(self) -> Short | None:
+        """The same without most repetitions; None if these are not the whole program's."""
+        between = [micro == 1 and (at in self.blocks or at in self.text) for at, micro in enumerate(self.micro)]
+        short, repeat = self.looped.short, self.looped.order.repeat
+        late = repeat.late if repeat else 0
+        found = shortened(*self._order(short), self.loop.count - late, np.array(between, dtype=bool))
+        if not late:
+            return found
+        return replace(found, late=found.late + late) if len(found.runs) == 1 else None
+
+    def _order(self, looped: Looped) -> tuple[Numbers, Numbers]:
+        """The device's instructions with statements, and their micro-batches."""
         at, place = looped.instructions(self.flow.device)
         own = np.argsort(self.flow.places)[place]  # places of the flow
         has = np.zeros(len(self.flow.places), dtype=bool)
         has[[*self.blocks, *self.text]] = True
-        return Short(own[has[own]], looped.micros[at][has[own]], self.loop.count)
-
-    def shortened(self) -> Short:
-        """The same without most repetitions."""
-        between = [micro == 1 and (at in self.blocks or at in self.text) for at, micro in enumerate(self.micro)]
-        return shortened(self.whole.own, self.whole.micros, self.loop.count, np.array(between, dtype=bool))
+        return own[has[own]], looped.micros[at][has[own]]
 
     @property
     def size(self) -> int:

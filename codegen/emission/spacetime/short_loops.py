@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....formulation.spacetime.looped import Numbers
+from ....formulation.spacetime.repetition import Numbers
 
 KEPT = 4
 """Repetitions that are kept before those left out, and after them."""

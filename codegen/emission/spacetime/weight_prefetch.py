@@ -13,6 +13,7 @@ from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
+from ....formulation.spacetime.repetition import Order
 from .data_flow import COMPUTING, forward_of, labels, layer
 
 
@@ -24,7 +25,7 @@ def by_layer(looped: Looped) -> Looped:
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = np.argsort(order)
     moves = (np.argsort(number[list(own)]).tobytes() for own in program.steps)
-    steps, micros = looped.steps, looped.micros
+    steps, micros = looped.steps, looped.micros  # of all micro-batches
     stays = np.array([step not in earlier for step in range(len(order))])[steps]
     place = np.zeros(len(steps), dtype=np.int64)  # by number of an event
     place[looped.offsets[steps] + micros] = np.arange(len(steps))
@@ -38,8 +39,7 @@ def by_layer(looped: Looped) -> Looped:
     return replace(
         looped,
         program=_renumbered(program, number.tolist()),
-        steps=number[steps][moved],
-        micros=micros[moved],
+        order=Order(number[steps][moved], micros[moved]),
         of=[looped.of[step] for step in order] if looped.of else (),
         alike=numbered(zip(looped.same_instructions, moves, strict=True)),
     )

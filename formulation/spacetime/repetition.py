@@ -1,0 +1,240 @@
+"""Repetition in a loop of many micro-batches: what repeats is derived for few of them and counted for the others.
+
+In the middle of a schedule every device runs the same slots again for later micro-batches. `shorter` leaves most of
+these repetitions out. What is derived for the micro-batches left holds for all if nothing tells the repetitions apart:
+`period` finds a time at which the devices have done, and wait for, the same as some time before, for as many
+micro-batches later. From there on all comes again, however often the slots do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipeline.orders import Slot
+from .loop import Loop, Template
+
+Numbers: TypeAlias = NDArray[np.int64]
+
+KEPT = 24
+"""Repetitions of slots that are kept at first; three times as many if they do not suffice, and so on."""
+
+LONGEST_SHIFT = 32
+"""Most micro-batches from one repetition to the next: interleaved stages take several in turn."""
+
+TURNS = 12
+"""Repetitions are left out by this number, which the periods that are looked for (`PERIODS`) divide."""
+
+PERIODS = (1, 2, 3, 4)
+"""Repetitions of slots after which times may repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Events that come `times` more often, each time for later micro-batches, by `micros`: `start` to `stop` in order."""
+
+    start: int
+    stop: int
+    micros: int
+    times: int
+
+    @property
+    def late(self) -> int:
+        """How many micro-batches are left out."""
+        return self.micros * self.times
+
+    def alike(self, steps: Numbers, micros: Numbers, most: int) -> int:
+        """How often these events stand in an order one after another, at most."""
+        size = self.stop - self.start
+        for number in range(1, most):
+            start, stop = self.start - number * size, self.stop - number * size
+            if start < 0 or not (
+                np.array_equal(steps[start:stop], steps[self.start : self.stop])
+                and np.array_equal(micros[start:stop] + number * self.micros, micros[self.start : self.stop])
+            ):
+                return number
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Events in order: the template's, and for which micro-batch each is (0 for those that run once).
+
+    `repeat`: which come more often, if these are few micro-batches of many; later ones have too small numbers then.
+    """
+
+    steps: Numbers
+    micros: Numbers
+    repeat: Repeat | None = None
+
+    def longer(self, times: int, of: Sequence[int | None]) -> Order:
+        """The order with repetitions that were left out; `of`: by event of the template its micro-batch there."""
+        repeat = self.repeat
+        if repeat is None:
+            return self
+        start, stop, micros, left = repeat.start, repeat.stop, repeat.micros, repeat.times - times
+        steps = repeated(self.steps, start, stop, times)
+        later = np.array([own is not None and own > 0 for own in of], dtype=bool)
+        shown = repeated(self.micros, start, stop, times, micros, later[self.steps[stop:]])
+        shift = times * (stop - start)
+        return Order(steps, shown, Repeat(start + shift, stop + shift, micros, left) if left else None)
+
+
+def repeated(
+    values: Numbers, start: int, stop: int, times: int, step: int = 0, later: NDArray[np.bool_] | None = None
+) -> Numbers:
+    """The values with those from `start` to `stop` again `times` times, larger by `step` each time.
+
+    Those after them are larger by all of that, or those of them that are `later`.
+    """
+    again = values[start:stop] + step * np.arange(1, times + 1)[:, None]
+    shift: int | Numbers = step * times if later is None else np.where(later, step * times, 0)
+    return np.concatenate((values[:stop], again.ravel(), values[stop:] + shift))
+
+
+class Turns(NamedTuple):
+    """Where the slots of a device repeat: between these places of its order."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """A plan of fewer micro-batches: the repetitions of slots kept by device, and how many are left out.
+
+    `shift`: micro-batches from one repetition to the next.
+    """
+
+    template: Template
+    turns: Sequence[Turns]
+    shift: int
+    left_out: int
+
+
+def shorter(template: Template) -> Iterator[Shorter]:
+    """The plan of a template for fewer micro-batches, for more and more of them but at most half of all."""
+    found, loop = _turns(template), template.loop
+    if found is None:
+        return
+    shift, runs = found
+    kept, least = KEPT, min(turns for _, _, turns in runs)
+    while (spared := (least - kept) // TURNS * TURNS) * shift >= loop.count / 2:
+        count = loop.count - spared * shift
+        orders = [
+            _without(own, run, shift, spared) if own else () for own, run in zip(template.orders, runs, strict=False)
+        ]
+        made = replace(template, loop=Loop(loop.label, count), orders=tuple(orders))
+        yield Shorter(made, [Turns(s, s + (turns - spared) * p) for s, p, turns in runs], shift, spared)
+        kept *= 3
+
+
+Run: TypeAlias = tuple[int, int, int]
+"""From which place on slots repeat, after how many, how often."""
+
+
+def _turns(template: Template) -> tuple[int, list[Run]] | None:
+    """After how many micro-batches the slots of all devices repeat, and where."""
+    count = template.loop.count
+    if not template.orders:
+        return 1, [(0, 1, count)]
+    kinds: dict[tuple[str, int], int] = {}
+    orders = []
+    for own in template.orders:
+        keys = np.array([kinds.setdefault((kind, stage), len(kinds)) for kind, stage, _ in own], dtype=np.int64)
+        orders.append((keys, np.array([micro for *_, micro in own], dtype=np.int64)))
+    for shift in range(1, min(LONGEST_SHIFT, count // KEPT) + 1):
+        runs = [_run(keys, micros, shift, count) for keys, micros in orders if len(keys)]
+        if None not in runs:
+            every = iter(runs)
+            return shift, [next(every) or (0, 0, count) if len(keys) else (0, 0, count) for keys, _ in orders]
+    return None
+
+
+def _run(keys: Numbers, micros: Numbers, shift: int, count: int) -> Run | None:
+    """Where the slots of a device repeat for micro-batches that are `shift` later; None unless all of its kinds do."""
+    place = np.full((int(keys.max()) + 1) * count + shift, -1, dtype=np.int64)
+    place[keys * count + micros] = np.arange(len(keys))
+    after = np.where(micros + shift < count, place[keys * count + micros + shift], -1) - np.arange(len(keys))
+    borders = np.concatenate(([0], 1 + np.flatnonzero(np.diff(after)), [len(after)])).tolist()
+    start, stop = max(pairwise(borders), key=lambda run: run[1] - run[0])
+    period = int(after[start])
+    if period <= 0 or stop - start < period:
+        return None
+    counts = Counter(keys[start : start + period].tolist())
+    if set(counts) != set(keys.tolist()) or {*counts.values()} != {shift}:
+        return None
+    return start, period, (stop - start) // period
+
+
+def _without(own: Sequence[Slot], run: Run, shift: int, spared: int) -> tuple[Slot, ...]:
+    """The slots of a device without some repetitions."""
+    start, period, _ = run
+    late = spared * shift
+    return (*own[:start], *(slot._replace(micro=slot.micro - late) for slot in own[start + spared * period :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Until `stop`, all tasks that end do so as others did before `start`, for earlier micro-batches by `micros`."""
+
+    start: int
+    stop: int
+    micros: int
+    times: int
+
+
+def period(
+    ends: Numbers, slots: Sequence[Mapping[int, NDArray[np.int64]]], within: Shorter, latest: int, unit: int
+) -> Period | None:
+    """A period of the ends of tasks, by task and micro-batch between the first and the last; None if there is none.
+
+    `slots`: by device, the rows of `ends` of each of its kinds of slots. `latest`: when results of what does not repeat
+    are there. Times are multiples of `unit`.
+    """
+    rows, columns = ends.shape
+    if not rows:
+        return None
+    for turns in PERIODS:
+        micros = turns * within.shift
+        for column in range(columns - 2, 2 * micros, -max(1, within.shift)):
+            stop = int(ends[0, column])
+            start = int(ends[0, column - micros])
+            if (stop - start) % unit == 0 and _repeats(ends, slots, within.turns, (start, stop, micros, latest)):
+                return Period(start, stop, micros, within.left_out // turns)
+    return None
+
+
+def _repeats(
+    ends: Numbers,
+    slots: Sequence[Mapping[int, NDArray[np.int64]]],
+    turns: Sequence[Turns],
+    found: tuple[int, int, int, int],
+) -> bool:
+    """True if what has ended at `stop`, and what then is waited for, is what was at `start`, `micros` later."""
+    start, stop, micros, latest = found
+    rows, columns = ends.shape
+    before, now = (ends <= start).sum(axis=1), (ends <= stop).sum(axis=1)
+    if before.min() < 1 or now.max() >= columns or (now - before != micros).any():
+        return False
+    last = ends[np.arange(rows), before - 1]
+    if last.min() < latest:
+        return False
+    since = int(before.min()) - 1
+    earlier = ends[:, since : columns - micros]
+    shown = np.arange(since, columns - micros) < before[:, None]
+    if (shown & (ends[:, since + micros :] != earlier + (stop - start))).any():
+        return False
+    for own, (begin, end) in zip(slots, turns, strict=False):
+        if own:
+            least = sum(1 + int(before[each].min()) for each in own.values())
+            most = sum(1 + int(now[each].max()) for each in own.values())
+            if least < begin or most > end:
+                return False
+    return True
