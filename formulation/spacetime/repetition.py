@@ -37,7 +37,7 @@ PERIODS = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Events that come `times` more often, each time for later micro-batches, by `micros`: `start` to `stop` in order."""
+    """Events `start` to `stop` of an order come `times` more often, each time for micro-batches later by `micros`."""
 
     start: int
     stop: int

@@ -13,8 +13,11 @@ from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.looped import Looped
 from ....formulation.spacetime.materialized import Instruction, Materialized, Register, Run, Transfer, reads, writes
-from ....formulation.spacetime.repetition import Order
+from ....formulation.spacetime.repetition import Numbers, Order, Repeat
 from .data_flow import COMPUTING, forward_of, labels, layer
+
+ALIKE = 16
+"""Most repetitions of a schedule between which others are put."""
 
 
 def by_layer(looped: Looped) -> Looped:
@@ -25,24 +28,54 @@ def by_layer(looped: Looped) -> Looped:
     order = sorted(range(len(looped.events)), key=lambda step: (earlier.get(step, step), step not in earlier, step))
     number = np.argsort(order)
     moves = (np.argsort(number[list(own)]).tobytes() for own in program.steps)
-    steps, micros = looped.steps, looped.micros  # of all micro-batches
-    stays = np.array([step not in earlier for step in range(len(order))])[steps]
-    place = np.zeros(len(steps), dtype=np.int64)  # by number of an event
-    place[looped.offsets[steps] + micros] = np.arange(len(steps))
-    moving = np.flatnonzero(~stays)
-    own = steps[moving]
-    target = np.array([earlier.get(s, s) for s in range(len(order))])[own]
-    before = place[looped.offsets[target] + looped.micro(target, own, micros[moving])]
-    ranked = np.lexsort((own, before))
-    staying = np.flatnonzero(stays)
-    moved = np.insert(staying, np.searchsorted(staying, before[ranked]), moving[ranked])
+    target = np.array([earlier.get(step, step) for step in range(len(order))])
+    found = _moved(looped, target)
     return replace(
         looped,
         program=_renumbered(program, number.tolist()),
-        order=Order(number[steps][moved], micros[moved]),
+        order=replace(found, steps=number[found.steps]),
         of=[looped.of[step] for step in order] if looped.of else (),
         alike=numbered(zip(looped.same_instructions, moves, strict=True)),
     )
+
+
+def _moved(looped: Looped, target: Numbers) -> Order:
+    """The order with events before those of `target`, which are they themselves where they stay."""
+    short, repeat = looped.short, looped.order.repeat
+    steps, micros, every = short.steps, short.micros, np.arange(len(short.steps))
+    stays = target[steps] == steps
+    place = np.zeros(len(steps), dtype=np.int64)  # by number of an event
+    place[short.offsets[steps] + micros] = every
+    moving, staying = np.flatnonzero(~stays), np.flatnonzero(stays)
+    own = steps[moving]
+    before = place[short.offsets[target[own]] + short.micro(target[own], own, micros[moving])]
+    ranked = np.lexsort((own, before))
+    inserted = np.searchsorted(staying, before[ranked])
+    moved = np.insert(staying, inserted, moving[ranked])
+    if repeat is not None:
+        cut = _between(repeat, repeat.alike(steps, micros, ALIKE), moving, before)
+        if cut is None:
+            return _moved(looped.longer(repeat.times), target)
+        start, stop = (
+            int(at + np.searchsorted(inserted, at))
+            for at in np.searchsorted(staying, (cut - (repeat.stop - repeat.start), cut))
+        )
+        repeat = replace(repeat, start=start, stop=stop)
+    return Order(steps[moved], micros[moved], repeat)
+
+
+def _between(repeat: Repeat, count: int, moving: Numbers, before: Numbers) -> int | None:
+    """Between which of `count` equal repetitions others may lie, whose events move as theirs do; None: nowhere.
+
+    Around it events move by less than the repetitions on either side, and none from after all of them to before it.
+    """
+    size = repeat.stop - repeat.start
+    first = repeat.stop - count * size
+    cut = first + (count + 1) // 2 * size
+    inside = (moving >= first) & (moving < repeat.stop)
+    farthest = int((moving - before)[inside].max(initial=0))
+    later = int(before[moving >= repeat.stop].min(initial=cut))
+    return cut if farthest < min(repeat.stop - cut, cut - size - first) and later >= cut else None
 
 
 def _earlier(program: Materialized, events: Sequence[Sequence[tuple[int, int]]]) -> dict[int, int]:
