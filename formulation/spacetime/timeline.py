@@ -242,8 +242,8 @@ class Timeline:
             states.append(state.copy() if len(states) < len(cuts) else state)
         found = {}
         for device, stop, size in zip(self.living, stops.tolist(), sizes.tolist(), strict=True):
-            at, places = self.looped.instructions(device)
-            found[device] = Times(places, self.looped.micros[at], *made[:, stop - size : stop])
+            own, places = self.looped.instructions(device)
+            found[device] = Times(places, self.looped.micros[own], *made[:, stop - size : stop])
         return found, self._again(states[:-1], (stops - sizes).tolist())
 
     def _cuts(self) -> list[int]:
