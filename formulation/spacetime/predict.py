@@ -160,7 +160,7 @@ class Prediction:
                 break
             total, at = total + size, ns
             (now.discard if frees else now.add)(span)
-        late = again.late(device, times[device], at) if again else 0
+        late = again.late(self.first[device], times[device], at) if again else 0
         held = (Held(living.spans[change.numbers[span]], change.micros[span]) for span in sorted(now))
         return tuple(
             own._replace(micro=own.micro + late if own.micro else own.micro) for own in held if own.span.size_bytes

@@ -63,7 +63,7 @@ def test_short_orders_are_orders_of_fewer_micro_batches() -> None:
     assert few.count < 14 and few.late == 40 - few.count
     own, micros = order(few.count)
     assert few.own.tolist() == own.tolist() and few.micros.tolist() == micros.tolist()
-    assert few.since[3] == few.count - 1 and few.since[1] == few.since[2] + 1
+    assert few.since[3] == few.count - 1 and few.since[1] == few.since[2] + 2  # between (1, m + 1) and (2, m)
 
     assert shortened(*order(8), 8, between).late == 0  # too few
     assert shortened(*order(40), 40, np.ones(4, dtype=bool)).late == 0  # 0 and 3 do not repeat
