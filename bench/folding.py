@@ -38,8 +38,8 @@ class Case:
 
 
 CASES = (
-    *(Case(f"gpt3-15b {n} micro-batches", "gpt3-15b", 8, 4, n) for n in (4, 64, 256)),
-    *(Case(f"gpt3-15b {n} layers", "gpt3-15b", 8, 4, 64, layers=n) for n in (16, 32)),
+    *(Case(f"gpt3-15b {n} micro-batches", "gpt3-15b", 8, 4, n) for n in (4, 64, 256, 1024, 4096)),
+    *(Case(f"gpt3-15b {n} layers", "gpt3-15b", 8, 4, 64, layers=n) for n in (24, 96)),
     *(Case(f"gpt3-15b 8x{n} ranks", "gpt3-15b", 8, n, 64) for n in (2, 8)),
     Case("llama-70b 8x8 ranks", "llama-70b", 8, 8, 256),
 )
