@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -226,8 +227,10 @@ def looped(completed: Completed, program: Materialized, template: Template) -> L
     if met is not None:
         raise Irregular(str(met))
     members = _Members(program)
+    found: Order | None = None
     for fewer in shorter(template):
-        found = _order(completed, program, fewer.template, members, fewer)
+        with suppress(Irregular):  # it says why of all micro-batches, if it is so for them
+            found = _order(completed, program, fewer.template, members, fewer)
         if found is not None:
             break
     else:

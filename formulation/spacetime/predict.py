@@ -155,7 +155,7 @@ class Prediction:
         living, now, at = self.living[device], set[int](), 0
         change = changes(looped, device, times[device], living)
         total = sum(living.always.values())
-        for size, frees, span, ns in zip(*(own.tolist() for own in change[:4]), strict=True):
+        for ns, size, frees, span in zip(*(own.tolist() for own in change[:4]), strict=True):
             if total == self.peak_bytes[device]:
                 break
             total, at = total + size, ns

@@ -75,7 +75,7 @@ def written(name: str, devices: int, count: int, ranks: int, fetched: bool = Fal
         for op in ops:
             op_assign(op, stage % devices * ranks + op.coordinate("rank"))
     for op in graph.optimizer if fetched else ():
-        own = sorted({forward.device for forward in graph.forward if op.node in forward.of.inputs})
+        own = sorted({forward.device or 0 for forward in graph.forward if op.node in forward.of.inputs})
         place(graph, op.of.name, evenly(op, len(own)), own)
     if name in ORDERS:
         in_order(ORDERS[name](devices, count), parts)
