@@ -108,6 +108,8 @@ def compared(graph: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> S
     assert one.peaks == other.peaks and one.busy_ns == other.busy_ns
     for device in range(found.ranks):
         assert one.alive(device) == other.alive(device)
+        held = sum(each.span.size_bytes for each in one.alive(device)) + sum(one.living[device].always.values())
+        assert held == one.peak_bytes[device]
         for part in fields(one.times[device]):
             assert np.array_equal(getattr(one.times[device], part.name), getattr(other.times[device], part.name))
         assert one.memory[device].over_time == other.memory[device].over_time
