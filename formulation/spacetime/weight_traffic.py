@@ -35,7 +35,7 @@ from .materialized import (
     writes,
 )
 from .messages import Messages
-from .op import Phase
+from .op import Op, Phase
 from .price import Prices
 from .supplies import volume
 
@@ -68,7 +68,7 @@ class WeightTraffic:
         self._devices = program.devices
         self._windows: dict[int, dict[int, Window | None]] = {}  # by device that was asked for, as are the next
         self._kept_sums: dict[int, dict[int, int]] = {}  # elements of the sum of gradients, by weight
-        self._first: dict[int, dict[int, int]] = {}  # by weight, the operator that reads it first
+        self._first: dict[int, dict[PTensor, int]] = {}  # of a weight or its gradient, the first operator
 
     def _layers_of(self, device: int) -> _Layers:
         """The layers of a device, as of a stage: branches that are all on other devices do not matter."""
@@ -128,7 +128,7 @@ class WeightTraffic:
                 after = (found.get(reader) for written in writes(instructions[place]) for reader in readers[written])
                 found[place] = next(after, None)
             elif register.tensor.kind == GRADIENT:
-                layer = layer_of.get(min(self.pcg.consumers[register.tensor.node]))
+                layer = layer_of.get(classes(self.pcg).uses[register.tensor.node][0].node)
                 inside = layer in layers and layer != next(iter(layers))
                 found[place] = Window(layer, "backward") if layer is not None and inside else None
         self._wait_for_others(instructions, found)
@@ -177,14 +177,13 @@ class WeightTraffic:
             return 0
         again = {register.tensor for register in run.reads} if op.phase is Phase.BACKWARD else set[PTensor]()
         for operand, node in enumerate(op.of.inputs):
-            if not self._weight(node) or self._reader(device, node) != op.node or node in op.of.inputs[:operand]:
-                continue
-            if node in self.prices.rows.tables:
+            if not self._weight(node) or node in op.of.inputs[:operand] or node in self.prices.rows.tables:
                 continue
             kept = self._kept(op.mask(operand).box, self.messages.stored[node, device])
             if op.phase in (Phase.FORWARD, Phase.RECOMPUTE) or PTensor(VALUE, node) in again:
-                total += self._cast_ns(node, kept)
-            if any(written.tensor == PTensor(GRADIENT, node) for written in op.writes):
+                total += self._cast_ns(node, kept) if self._is_first(op, node, VALUE, device) else 0
+            gives = any(written.tensor == PTensor(GRADIENT, node) for written in op.writes)
+            if gives and self._is_first(op, node, GRADIENT, device):
                 again_added = self._scattered(device, node) if kept == volume(op.mask(operand).box) else 0
                 total += self.prices.accumulate_ns(PTensor(GRADIENT, node), kept, again_added)
         return total
@@ -200,14 +199,16 @@ class WeightTraffic:
             self._kept_sums[device] = {total.tensor.node: volume(total.mask.box) for total in sums}
         return self._kept_sums[device].get(weight, 0)
 
-    def _reader(self, device: int, weight: int) -> int:
-        """The operator that reads a weight first on a device."""
+    def _is_first(self, op: Op, weight: int, kind: str, device: int) -> bool:
+        """True if of all operators on a device this one reads a weight first, or gives a gradient of it."""
         if device not in self._first:
-            found = self._first[device] = dict[int, int]()
-            for op in (i.op for i in self._devices[device] if isinstance(i, Run)):
-                for node in filter(self._weight, op.of.inputs):
-                    found[node] = min(op.node, found.get(node, op.node))
-        return self._first[device][weight]
+            found = self._first[device] = dict[PTensor, int]()
+            for own in (i.op for i in self._devices[device] if isinstance(i, Run)):
+                read = (PTensor(VALUE, node) for node in filter(self._weight, own.of.inputs))
+                given = (written.tensor for written in own.writes if written.tensor.kind == GRADIENT)
+                for tensor in (*read, *given):
+                    found[tensor] = min(own.node, found.get(tensor, own.node))
+        return self._first[device][PTensor(kind, weight)] == op.node
 
     def _cast_ns(self, node: int, numel: int) -> int:
         precision = self.prices.precision
