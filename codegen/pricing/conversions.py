@@ -10,6 +10,7 @@ from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.tensor_classes import Classes, Use, classes, kept_between_passes
 from ...formulation.strategies.transitions import TRAVELS, Transitions
 from ...model.graph.atoms import atoms
+from ...model.graph.constants import fills
 from ...model.graph.layout import Action, Layout, P, S, atom_of, is_split, largest_part
 from ...model.graph.pcg import Node
 from ...model.graph.segments import segments
@@ -230,7 +231,8 @@ class Conversions:
                 actions.append((back, before if back in _WRITTEN else after, "backward", slot))
             for action, size, phase, when in actions:
                 if action is not Action.NOTHING:
-                    ns = self.transitions.step_ns(step.axis, action, size, share)
+                    fill = index in fills(self.graph)
+                    ns = 0 if fill else self.transitions.step_ns(step.axis, action, size, share)
                     self.add(
                         Item(
                             part, action.value, phase, index, at, when,

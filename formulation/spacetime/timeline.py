@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from ...model.graph.constants import fills
 from .equal_ranks import equal_events
 from .lifetimes import Lifetimes
 from .looped import FEW, Looped
@@ -122,6 +123,7 @@ class Timeline:
         self.rows: dict[object, int] = {}  # of registers, and of reloads by forward operator: where they begin
         self.size = 0  # of all rows
         self.between: list[int] = []  # where rows of all micro-batches between the first and the last begin
+        self.fills = fills(self.program.tasks.graph.pcg)
         self.windows: dict[Window, int] = {}
         self.updating = {  # what updates read: parts of weights and gradients that are kept
             register
@@ -200,6 +202,8 @@ class Timeline:
         size = self.prices.register_bytes
         match instruction:
             case Zeros(passed=True):
+                return 0
+            case Zeros(target) | Slice(target) if target.tensor.node in self.fills:
                 return 0
             case Zeros(target):
                 return self.prices.copy_ns((), size(target))

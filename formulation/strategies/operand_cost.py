@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...model.graph.atoms import atoms
 from ...model.graph.buffer_updates import updated
+from ...model.graph.constants import fills
 from ...model.graph.joined_tables import table_rows
 from ...model.graph.layout import B, P, R, S
 from ...model.graph.sparse_tables import sparse_tables
@@ -80,7 +81,8 @@ class OperandCosts:
             node = self.pcg.nodes[base]
             tensor = self.space(base)
             itemsize, share = self.precision.itemsize(node.dtype), self.shares.get(base)
-            self.tables[base] = self.transitions.table(tensor, itemsize, node.gradient, share)
+            table = self.transitions.table(tensor, itemsize, node.gradient, share)
+            self.tables[base] = table.of_fill if base in fills(self.pcg) else table
         return self.tables[base]
 
     def required(self, use: Use) -> Codes:

@@ -10,7 +10,7 @@ program over the levels of the machine costs (`reduction.optimal`).
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import product
 from math import prod
@@ -244,6 +244,11 @@ class Table:
     calls: Calls
     waits: npt.NDArray[np.bool_]
 
+    @property
+    def of_fill(self) -> Table:
+        """The same of a fill, of which any part is made where it is read."""
+        return replace(self, total=np.zeros_like(self.total), forward=np.zeros_like(self.forward))
+
     @cached_property
     def moves(self) -> npt.NDArray[np.bool_]:
         """Whether the value moves in memory."""
@@ -307,8 +312,8 @@ class Transitions:
         launch = CollectivePrice(self.machine.device.launch_ns, 0.0)
         if action is Action.NOTHING:
             return (CollectivePrice(0.0, 0.0),)
-        if self.axes[axis] == 1 and action in COLLECTIVES:
-            return (launch,)
+        if self.axes[axis] == 1:  # a group of one calls the collective; nothing is cut or filled up
+            return (launch if action in COLLECTIVES else FREE,)
         if action in _KINDS:
             return cheapest_programs(self.machine, self.placement, (axis,), _KINDS[action], self.flat).prices
         if action in (Action.EXCHANGE, Action.SEND):

@@ -11,7 +11,7 @@ from ..operators.operator import is_random, operator
 from .origin import origin
 from .pcg import PCG, SOURCES, Node
 
-_PLAIN = ("full", "arange")
+_FILLS = ("full", "arange")
 ELEMENTWISE = frozenset([
     "add", "sub", "mul", "div", "maximum", "minimum", "relate", "compare", "where", "shift", "scale", "neg", "to",
     "logical_not", "unary", "binary", "detach",
@@ -29,14 +29,19 @@ def held(pcg: PCG) -> tuple[int, ...]:
     return _found(origin(pcg))[1]
 
 
+def fills(pcg: PCG) -> frozenset[int]:
+    """Fills, ranges and their views: any part of them is made where it is read, at no cost."""
+    return _found(origin(pcg))[2]
+
+
 @lru_cache(maxsize=16)
-def _found(pcg: PCG) -> tuple[frozenset[int], tuple[int, ...]]:
+def _found(pcg: PCG) -> tuple[frozenset[int], tuple[int, ...], frozenset[int]]:
     made, views, plain = _made(pcg.nodes)
     read = {pcg.loss}  # outside of what is built
     for index in reversed(range(len(pcg.nodes))):
         if index not in made and (index in read or index not in views | plain):
             read.update(pcg.nodes[index].inputs)
-    return frozenset(made | ((views | plain) - read)), tuple(sorted(made & read))
+    return frozenset(made | ((views | plain) - read)), tuple(sorted(made & read)), frozenset(plain)
 
 
 def _made(nodes: Sequence[Node]) -> tuple[set[int], set[int], set[int]]:
@@ -49,7 +54,7 @@ def _made(nodes: Sequence[Node]) -> tuple[set[int], set[int], set[int]]:
         given = set(node.inputs)
         if entry.transfer or entry.updates or not (given or entry.creates) or not given <= made | views | plain:
             continue
-        shows = node.op in _PLAIN or (bool(given) and not entry.passes)
+        shows = node.op in _FILLS or (bool(given) and not entry.passes)
         kind = made if not shows else plain if given <= plain else views
         kind.add(index)
     return made, views, plain
