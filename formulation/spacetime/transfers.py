@@ -111,7 +111,7 @@ class Transfers:
                 takers[Source(supply, device)].append(demand)
         for sources in connected(takers):
             flow = {source: takers[source] for source in sources}
-            if self.communication == "p2p" or not self._collective(flow, floor):
+            if self.communication == "p2p" or not (self._gather(flow, floor) or self._collective(flow, floor)):
                 self._sends(flow, floor)
 
     def _path(self, supplies: Sequence[Supply], demands: Sequence[Demand], floor: Place) -> bool:
@@ -174,6 +174,30 @@ class Transfers:
                             cut[box] = self.builder.slice(held, box, floor)
                         register = self.builder.send(cut[box], demand.device, floor)
                     demand.parts.append((box, register))
+
+    def _gather(self, flow: Mapping[Source, Sequence[Demand]], floor: Place) -> bool:
+        """Gather a weight that one device reads on all that keep a part of it, with others of its layer; True if done.
+
+        The others release it at once.
+        """
+        reading = {demand for taken in flow.values() for demand in taken}
+        demand = next(iter(reading))
+        own = dict(demand.parts)
+        if len(reading) > 1 or len(own) != 1 or not self.builder.graph.of_parameter(demand.read.tensor):
+            return False
+        boxes = {source.device: source.supply.takers[demand] for source in flow} | {demand.device: tuple(own)}
+        if len(boxes) <= len(flow) or any(len(taken) > 1 for taken in boxes.values()):
+            return False
+        before = {device: box for device, (box,) in boxes.items()}
+        whole = hull(list(before.values()))
+        pattern = match(before, dict.fromkeys(before, whole))
+        if pattern is None:
+            return False
+        held = self._cut({source.device: source.supply for source in flow}, before, floor)
+        held[demand.device] = self._own(demand, before[demand.device], floor)
+        made = self.builder.collective(pattern, held, dict.fromkeys(before, whole), floor)
+        demand.parts.append((whole, made[demand.device]))
+        return True
 
     def _collective(self, flow: Mapping[Source, Sequence[Demand]], floor: Place) -> bool:
         """Transfer by one collective if every demand takes of every source and a pattern matches; True if done."""
