@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from ...formulation.bundles.bundles import exchanges, widest_piece
-from ...formulation.pipeline.stage_transfers import messages
+from ...formulation.pipeline.stage_transfers import in_one_message, messages
 from ...formulation.special import Part, Situation, part_of, special_strategy
 from ...formulation.strategies.option_costs import LOSS_TRANSIENTS
 from ...formulation.strategies.row import Row
@@ -151,7 +151,7 @@ class OperatorPrices(Conversions):
         first.
         """
         node = self.graph.nodes[index]
-        ns, receives = self.transitions.transfer.ns(size_bytes), node.op in GIVEN
+        receives = node.op in GIVEN
         self.hold("reserve", index, messages(node.gradient) * size_bytes)
         count = self.k
         phases: tuple[Phase, ...] = ("forward", "backward")
@@ -161,10 +161,11 @@ class OperatorPrices(Conversions):
             phases = ("backward",) if receives else ("forward",)
         for phase in phases:
             if phase == "forward" or node.gradient:
+                price = in_one_message(self.transitions.transfer, self.graph, index, gradient=phase == "backward")
                 self.add(
                     Item(
                         "conversions", node.op, phase, index, index, PriceSlot.KERNEL,
-                        ns=ns, count=count, bytes=size_bytes,
+                        ns=price.ns(size_bytes), count=count, bytes=size_bytes,
                     )
                 )  # fmt: skip
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...formulation.pipeline.evaluate import starts_ns
 from ...formulation.pipeline.orders import KIND_NAMES, in_lock_step
 from ...formulation.pipeline.problem import Problem, Room, Stage, bidirectional, build, chunked, interlaced_pipeline
+from ...formulation.pipeline.stage_transfers import in_one_message
 from ...model.graph.folded import pass_of
+from ...model.machine.collective_price import FREE
 from ...model.operators.operator import operator
 from .price_items import Item, Phase, PriceSlot, StagePrice
 
@@ -163,8 +165,13 @@ def _chain(plan: Plan, stages: tuple[StagePrice, ...]) -> list[Stage]:
 
 def _messages(plan: Plan, cost: StagePrice) -> tuple[int, int]:
     """How long one message to a stage takes, and one with the gradients back."""
-    items = [item for item in cost.items if item.kind == "receive"]
-    return sum(item.ns for item in items), sum(item.ns for item in items if plan.graph.nodes[item.node].gradient)
+    items, price = [item for item in cost.items if item.kind == "receive"], plan.transfer or FREE
+    back = (
+        in_one_message(price, plan.graph, item.node, gradient=True).ns(item.bytes)
+        for item in items
+        if plan.graph.nodes[item.node].gradient
+    )
+    return sum(item.ns for item in items), sum(back)
 
 
 def phase_ns(cost: StagePrice, phase: Phase) -> int:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.graph.pcg import PCG
 from ...model.machine.collective_price import FREE, CollectivePrice
 from ...model.machine.link_flows import busiest
 from ...model.machine.machine import Machine
@@ -71,6 +72,23 @@ def broadcast_price(machine: Machine, row: tuple[int, ...]) -> CollectivePrice:
     inner = tuple(size // factor for size, factor in zip(machine.hierarchy, row, strict=True))
     reduction = Reduction(of_rows((row, inner)), (0,))
     return step_price(machine, reduction, Step(Collective.BROADCAST, 0, len(reduction.sizes) - 1), 1.0)
+
+
+def in_one_message(price: CollectivePrice, graph: PCG, node: int, *, gradient: bool) -> CollectivePrice:
+    """What a tensor pays that a stage sends to another, or its gradient: a slot sends all of its results at once.
+
+    Each pays its share of the latency.
+    """
+    sent = graph.nodes[node]
+    if sent.op not in ("send", "receive"):
+        return price
+    together = sum(graph.nodes[i].gradient or not gradient for i in graph.of(sent.op))
+    return share_of(price, together)
+
+
+def share_of(price: CollectivePrice, together: int) -> CollectivePrice:
+    """The price of each of several tensors in one message."""
+    return CollectivePrice(price.latency_ns / max(1, together), price.ns_per_byte)
 
 
 def messages(gradient: bool) -> int:

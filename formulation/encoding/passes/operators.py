@@ -9,7 +9,7 @@ from ....model.graph.pcg import GIVEN
 from ....model.operators.operator import operator
 from ...network.chains import Position
 from ...network.network import INFINITE, Table
-from ...pipeline.stage_transfers import messages
+from ...pipeline.stage_transfers import in_one_message, messages
 from ...strategies.operand_cost import EdgeTables
 from ...strategies.tensor_classes import Use, trains
 from ..builder import Conversion, NetworkBuilder
@@ -91,14 +91,20 @@ class Operators(EncodingPass):
         found, gradient, receives = builder.node_options.of(node), int(this.gradient), int(this.op in GIVEN)
         sizes = found.output_space.numel[found.output] * builder.precision.itemsize(this.dtype)
         if not builder.options.space.hides_messages(builder.machine):
-            count = builder.micro_batches * (1 + gradient + repeats)
+            ahead, back = builder.micro_batches * (1 + repeats), builder.micro_batches * gradient
         elif builder.stage.without_messages:
-            count = 0
+            ahead, back = 0, 0
         elif builder.stage.delays_messages:
-            count = receives
+            ahead, back = receives, 0
         else:
-            count = builder.micro_batches * (gradient if receives else 1 + repeats)
-        return count * builder.transitions.transfer.ns_array(sizes)
+            ahead, back = (0, gradient) if receives else (1 + repeats, 0)
+            ahead, back = builder.micro_batches * ahead, builder.micro_batches * back
+        cost = np.zeros(len(sizes), dtype=np.int64)
+        for count, of_gradient in ((ahead, False), (back, True)):
+            if count:
+                price = in_one_message(builder.transitions.transfer, builder.pcg, node, gradient=of_gradient)
+                cost = cost + count * price.ns_array(sizes)
+        return cost
 
 
 def operator_key(builder: NetworkBuilder, node: int) -> object:
@@ -106,8 +112,11 @@ def operator_key(builder: NetworkBuilder, node: int) -> object:
     number, operands = builder.node_options.number(node), range(len(builder.node_options.of(node).inputs))
     kinds = tuple(tuple(builder.costs.undecided_key(reader, p) for p in operands) for reader in builder.readers(node))
     waits = builder.between_passes.get(node, 0)
-    silent = operator(builder.pcg.nodes[node].op).transfer and builder.stage.without_messages
-    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits, silent
+    sent = builder.pcg.nodes[node]
+    silent = operator(sent.op).transfer and builder.stage.without_messages
+    together = [builder.pcg.nodes[i].gradient for i in builder.pcg.of(sent.op)] if operator(sent.op).message else []
+    message = silent, len(together), sum(together)
+    return "operator", number, kinds, _handed_over(builder, node), _defers(builder, node), waits, message
 
 
 def _handed_over(builder: NetworkBuilder, node: int) -> tuple[tuple[bool, int, int], ...]:
