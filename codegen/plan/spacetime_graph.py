@@ -132,8 +132,8 @@ def _store(made: Graph, index: int, holders: Sequence[Part]) -> None:
     cuts: list[Transformation] = [replicate(len(holders), label=STAGE)] if len(holders) > 1 else []
     cuts += _stored(made, index, holders[0])
     devices = [rank for part in holders for rank in part.mesh(index).devices]
-    name, shared = made.pcg.nodes[index].name, choice.shared is not None
-    place(made, name, cuts, devices, shared=shared, retained=not choice.regather)
+    retained = not any(part.choice(index).regather for part in holders)
+    place(made, made.pcg.nodes[index].name, cuts, devices, shared=choice.shared is not None, retained=retained)
 
 
 def _apart(parts: Sequence[Part]) -> list[Part]:

@@ -26,10 +26,12 @@ from partita.formulation.parallelism import Parallelism
 from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
-from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Slice, Zeros
+from partita.formulation.spacetime.mask import VALUE
+from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Send, Slice, Zeros
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.strategies.tensor_classes import classes
+from partita.model.capture.capture import capture
 from partita.model.errors import PartitaError
 from partita.model.graph.batch import with_batch
 from partita.model.graph.builder import Builder
@@ -45,6 +47,7 @@ from ..levels import EXHAUSTIVE, example_count, some
 from .conftest import machine_of
 from .conversions import MODELS, changed, checked, converted, random_plan, trained
 from .pipelines import captured, piped
+from .test_recycling import Recycled
 
 PIPELINES: list[tuple[str, dict[str, Any]]] = [
     ("mlp", {"schedule": "interleaved", "chunks": 2}),
@@ -205,6 +208,18 @@ def test_gradients_that_are_sent_are_summed_in_place(tmp_path: Path) -> None:
     trained(made, tmp_path)
 
 
+def test_a_weight_that_one_device_reads_is_gathered_in_one_message(tmp_path: Path) -> None:
+    graph = partita.graph(nn.Linear(8, 8), (torch.zeros(1, 8),), 8, loss="projection")
+    op_assign(graph.forward, 1)
+    partita.place(graph, "weight", split(("weight", 1), 4), [0, 1, 2, 3])
+    made = checked(graph, 4)
+    for own in made.program.devices:
+        gathers = [i.kind for i in own if isinstance(i, Collective) and i.target.tensor.kind == VALUE]
+        assert gathers == ["all_gather"]
+        assert not any(isinstance(i, Send) and i.source.tensor.kind == VALUE for i in own)
+    trained(made, tmp_path)
+
+
 def test_gradients_are_sharded_of_what_is_updated() -> None:
     graph = partita.Graph(chain(6))
     with pytest.raises(PartitaError, match="up forward updates no parameter: shard gradients of operators of"):
@@ -233,7 +248,7 @@ PARALLEL = [
 ]
 
 
-def at_its_price(name: str, parallelism: Parallelism, micro_batches: int, recompute: str = "none") -> Plan:
+def at_its_price(graph: PCG, parallelism: Parallelism, micro_batches: int, recompute: str = "none") -> Plan:
     """A plan whose conversion has the same step, to the nanosecond."""
     space = SearchSpace(
         parallelism=parallelism,
@@ -244,7 +259,7 @@ def at_its_price(name: str, parallelism: Parallelism, micro_batches: int, recomp
         offload=False,
     )
     one = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 2))
-    plan = plan_graph(captured(name, 16), one, Training(16), space, Budget(workers=1), Context(emits=False))
+    plan = plan_graph(graph, one, Training(graph.batch), space, Budget(workers=1), Context(emits=False))
     found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
     assert found.step_ns == stage_price(plan).objective_ns
     return plan
@@ -254,22 +269,39 @@ def at_its_price(name: str, parallelism: Parallelism, micro_batches: int, recomp
 @pytest.mark.parametrize("name", some(["llama-7b", "mixtral-8x7b"]))
 def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Parallelism, micro_batches: int) -> None:
     """To the nanosecond: kernels, messages with their shares of latency, and what hides in layers."""
-    plan = at_its_price(name, parallelism, micro_batches)
+    plan = at_its_price(captured(name, 16), parallelism, micro_batches)
     assert parallelism.zero is None or stage_price(plan).hidden_ns > 0
 
 
 def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() -> None:
-    at_its_price("llama-7b", Parallelism(dp=4, zero=3), 2, "full")
+    at_its_price(captured("llama-7b", 16), Parallelism(dp=4, zero=3), 2, "full")
 
 
 def test_sharded_gradients_cost_what_they_do_in_the_plan() -> None:
     """They are added up twice: whole in a micro-batch, and in parts over micro-batches."""
-    at_its_price("mlp", Parallelism(dp=4, zero=2), 2)
+    at_its_price(captured("mlp", 16), Parallelism(dp=4, zero=2), 2)
+
+
+@pytest.mark.parametrize(("zero", "recompute"), some([(0, "none"), (3, "none"), (3, "full")]))
+def test_weights_of_several_passes_cost_what_they_do_in_the_plan(zero: int, recompute: str) -> None:
+    """The pass with a gradient gives it, behind its layer; what the first pass gets is a fill, made in parts."""
+    graph = capture(Recycled(), (torch.zeros(2, 4, 8), torch.zeros(2, 6, 8)), batch=16)
+    plan = at_its_price(graph, Parallelism(dp=4, zero=zero), 2, recompute)
+    cut = [item for item in stage_price(plan).items if item.kind == "slice" and item.phase == "forward"]
+    assert cut and not any(item.ns for item in cut)
+
+
+def test_nothing_is_cut_for_one_rank() -> None:
+    graph = capture(Recycled(), (torch.zeros(2, 4, 8), torch.zeros(2, 6, 8)), batch=16)
+    space = SearchSpace(micro_batches=1, stages=1, recompute="none", offload=False)
+    plan = plan_graph(graph, Machine.adhoc((1,)), Training(16), space, Budget(workers=1), Context(emits=False))
+    made = partita.space_time(plan.space_time_graph(), plan.machine)
+    assert made.prediction.step_ns == stage_price(plan).objective_ns
 
 
 def test_kernels_wait_for_a_bias_that_one_rank_adds() -> None:
     """The other ranks make zeros of it, which does not travel ahead."""
-    plan = at_its_price("gpt2", Parallelism(tp=4), 1)
+    plan = at_its_price(captured("gpt2", 16), Parallelism(tp=4), 1)
     zeros = [item for item in stage_price(plan).items if item.kind == "keep first"]
     assert zeros and all(item.waits for item in zeros)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from partita.codegen.plan.plan import PipelinePlan
-from partita.codegen.pricing.pipeline_runs import weights_ns
+from partita.codegen.pricing.pipeline_runs import _chain, weights_ns
 from partita.codegen.pricing.plan_price import plan_price
 from partita.model.machine.collective_price import FREE, CollectivePrice
 
@@ -38,7 +38,7 @@ def simulated(plan: PipelinePlan) -> int:
         times["W", s] = late // count
         updates[s % size] += total["update"]
         sizes = [4 * part.graph.nodes[i].numel for i in part.graph.of("receive")]
-        message[s] = sum(part.transfer.ns(n) for n in sizes) if part.transfer is not None else 0
+        message[s] = part.transfer.ns(sum(sizes)) if part.transfer is not None and sizes else 0
     orders, here = plan.orders, [0] * size
     free, link, arrived = Counter[int](), Counter[tuple[int, int]](), dict[tuple[str, int, int], int]()
     while any(at < len(own) for at, own in zip(here, orders, strict=True)):
@@ -100,3 +100,13 @@ def test_messages_that_do_not_hide_are_priced_as_waited_for() -> None:
     )
     waiting = plan_price(over(plan, line, overlap=False)).objective_ns
     assert plan_price(hidden).objective_ns < plan_price(alike).objective_ns == waiting
+
+
+def test_tensors_of_a_slot_pay_one_latency() -> None:
+    """Encoder states and what the decoder computes cross mBART's cuts, and gradients of both come back."""
+    plan = over(piped(captured("mbart-4.7b", 8), (2,), (2,), 2, schedule="eager-1f1b"), CollectivePrice(1e6, 1.0))
+    received = [item for item in plan_price(plan).stages[1].items if item.kind == "receive"]
+    assert len(received) > 1
+    assert sum(item.ns for item in received) == 1e6 + sum(item.bytes for item in received)
+    first, last = _chain(plan, plan_price(plan).stages)
+    assert first.forward_message_ns == last.backward_message_ns == sum(item.ns for item in received)
