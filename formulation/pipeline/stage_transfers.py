@@ -83,10 +83,16 @@ def in_one_message(price: CollectivePrice, graph: PCG, node: int, *, gradient: b
     if sent.op not in ("send", "receive"):
         return price
     together = sum(graph.nodes[i].gradient or not gradient for i in graph.of(sent.op))
-    return share_of(price, together)
+    return _share_of(price, together)
 
 
-def share_of(price: CollectivePrice, together: int) -> CollectivePrice:
+def together_ns(price: CollectivePrice, sizes: Sequence[int]) -> int:
+    """What tensors of these bytes pay that a stage sends in one message."""
+    each = _share_of(price, len(sizes))
+    return sum(map(each.ns, sizes))
+
+
+def _share_of(price: CollectivePrice, together: int) -> CollectivePrice:
     """The price of each of several tensors in one message."""
     return CollectivePrice(price.latency_ns / max(1, together), price.ns_per_byte)
 

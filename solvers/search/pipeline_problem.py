@@ -2,7 +2,7 @@
 
 import pickle
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
-from ...formulation.pipeline.stage_transfers import share_of, transfer_price
+from ...formulation.pipeline.stage_transfers import together_ns, transfer_price
 from ...formulation.strategies.fusion import fused_operands
 from ...formulation.strategies.node_floors import floors_ns, update_floor_ns
 from ...formulation.strategies.tensor_classes import classes
@@ -21,7 +21,6 @@ from ...model.graph.folded import pass_of
 from ...model.graph.pcg import PCG
 from ...model.graph.segments import segments
 from ...model.graph.stages import boundaries, boundaries_at, stage, stage_kind
-from ...model.machine.collective_price import CollectivePrice
 from ...model.machine.precision import precision
 from ...model.operators.operator import operator
 from .one_f_one_b_bound import OneFOneBBound
@@ -209,7 +208,7 @@ class PipelineProblem:
 
         def once(gradient: bool) -> Times:
             own = [[n for n in each if n.gradient or not gradient] for each in crossing]
-            return np.array([_together_ns(price, [n.numel * item(n.dtype) // devices for n in each]) for each in own])
+            return np.array([together_ns(price, [n.numel * item(n.dtype) // devices for n in each]) for each in own])
 
         return once(gradient=False), once(gradient=True)
 
@@ -252,12 +251,6 @@ def _node_floors(pipeline: PipelineProblem, micro_batches: int, stages: int) -> 
     q = pipeline.problem
     small, count = with_batch(q.pcg, q.batch // micro_batches), q.machine.devices // stages
     return floors_ns(small, q.machine, count, precision(q.training.dtype), q.space.compile)
-
-
-def _together_ns(price: CollectivePrice, sizes: Sequence[int]) -> int:
-    """What tensors pay that a stage sends in one message."""
-    each = share_of(price, len(sizes))
-    return sum(map(each.ns, sizes))
 
 
 @lru_cache(maxsize=4)
