@@ -140,8 +140,7 @@ def _check_training(plan: Plan, index: int) -> None:
         raise PartitaError(f"node {node.name!r}: sharded gradients need copies with sharded states")
     if choice.offloaded and device.host_bandwidth is None:
         raise PartitaError(f"node {node.name!r} is offloaded, but {device.name} has no host_bandwidth")
-    copied = choice.sharded_states or precision(plan.dtype).copied
-    if choice.offloaded and not optimizer_states(plan.optimizer) + copied:
+    if choice.offloaded and not optimizer_states(plan.optimizer) + precision(plan.dtype).copied:
         raise PartitaError(f"node {node.name!r} is offloaded, but {plan.optimizer} keeps no states of it")
 
 

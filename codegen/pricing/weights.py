@@ -80,7 +80,7 @@ class WeightPrices(OperatorPrices):
         shards = prod(self.plan.placement.sizes[a] for a in axes) if choice.sharded_states else 1
         updated = -(-stored // shards)
         summed = updated if choice.sharded_gradients else stored
-        copied_shard = choice.sharded_states and (choice.offloaded or self.weight_versions > 0)
+        copied_shard = choice.sharded_states and self.weight_versions > 0
         tensors = optimizer_states(self.plan.optimizer) + (copied_shard or self.precision.copied)
         self.hold("states", index, stored * ITEMSIZE[self.precision.parameters] + summed * gradient)
         if self.weight_versions:

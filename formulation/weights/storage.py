@@ -235,9 +235,9 @@ def stored_bytes(
 def update_bytes(choice: Storage, precision: Precision, states: int, weight_versions: int = 0) -> Array:
     """What the optimizer keeps: states, and copies where it updates in another dtype.
 
-    Shards are parts of the weights, but copies where they are on the host, or of several versions of the weights.
+    Shards are parts of the weights, but copies of several versions of the weights.
     """
-    copies = precision.copied | choice.sharded & (choice.offloaded | (weight_versions > 0))
+    copies = precision.copied | choice.sharded & (weight_versions > 0)
     size: Array = choice.updated * (states + copies.astype(np.int64)) * ITEMSIZE[precision.master]
     return size
 

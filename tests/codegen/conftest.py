@@ -31,6 +31,7 @@ from partita.model.graph.layout import B, Layout, P, R, S, atom_of, is_split, sp
 from partita.model.graph.pcg import PCG, SOURCES, Node
 from partita.model.machine.machine import Machine
 from partita.model.machine.precision import precision
+from partita.model.optimizers import optimizer_states
 
 Judge = Callable[..., dict[str, Any]]
 Force = Callable[..., Plan]
@@ -81,6 +82,7 @@ class Forcing:
     graph: PCG
     sizes: tuple[int, ...]
     rng: random.Random
+    keeps_states: bool = True
 
     def legal(self, node: int, layout: Layout) -> bool:
         """No rank is left empty."""
@@ -132,7 +134,7 @@ class Forcing:
             choice = replace(choice, sharded_states=sharded and node.get("stages", 1) == 1)
             if choice.sharded_states:
                 summed, away = self.rng.random() < 0.4, self.rng.random() < 0.3
-                choice = replace(choice, sharded_gradients=summed, offloaded=away)
+                choice = replace(choice, sharded_gradients=summed, offloaded=away and self.keeps_states)
         return choice
 
     def stored(self, table: Node, asked: Layout, choice: Choice) -> Choice:
@@ -165,17 +167,21 @@ def force() -> Force:
         optimizer: str = "adamw",
     ) -> Plan:
         placement = Placement(sizes, tuple((size,) for size in sizes))
-        choices = drawn(graph, sizes, rng, wishes or {})
+        choices = drawn(graph, sizes, rng, wishes or {}, optimizer)
         return Plan(graph, machine_of(sizes), placement, micro_batches, choices, "float64", optimizer)
 
     return forced
 
 
 def drawn(
-    graph: PCG, sizes: tuple[int, ...], rng: random.Random, wishes: Mapping[int, Sequence[int]]
+    graph: PCG,
+    sizes: tuple[int, ...],
+    rng: random.Random,
+    wishes: Mapping[int, Sequence[int]],
+    optimizer: str = "adamw",
 ) -> tuple[Choice, ...]:
     """Random legal choices; `wishes` forces the rows of some nodes by number."""
-    forcing = Forcing(graph, sizes, rng)
+    forcing = Forcing(graph, sizes, rng, optimizer_states(optimizer) > 0)
     choices = [forcing.choice(i, wishes.get(i)) for i in range(len(graph.nodes))]
     for buffer, (reader, place) in updated(graph).items():
         choices[buffer] = Choice((), choices[reader].inputs[place])

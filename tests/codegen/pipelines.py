@@ -146,7 +146,7 @@ def at_random(
             i: layout for i in inner.of("parameter") if (layout := _stored(plans, inner, {}).get(inner.nodes[i].name))
         }
         wishes = {i: [[row.output for row in rows(inner, i)].index(x) for x in layout] for i, layout in asked.items()}
-        chosen = drawn(inner, sizes, rng, wishes if special else plain(inner, sizes, rng) | wishes)
+        chosen = drawn(inner, sizes, rng, wishes if special else plain(inner, sizes, rng) | wishes, optimizer)
         if schedule_named(schedule).double_buffered:  # keeps gradients and states beside the weights
             chosen = tuple(replace(choice, sharded_gradients=False, offloaded=False) for choice in chosen)
         flying = schedule_named(schedule).in_flight(size, chunks, micros, number)

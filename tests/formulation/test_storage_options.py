@@ -117,7 +117,7 @@ def test_each_option_by_hand(dtype: str, optimizer: str) -> None:
     seen = 0
     for o in np.flatnonzero(options.space.has(options.codes, B).all(axis=1) & ~options.regather):
         sharded, scattered, offloaded = (bool(flag[o]) for flag in options.flags[:3])
-        updated, kept = (n // g if sharded else n), states + ((sharded and offloaded) or form.parameters != form.master)
+        updated, kept = (n // g if sharded else n), states + (form.parameters != form.master)
         held = n * weight + (updated if scattered else n) * gradient + (not offloaded) * updated * kept * master
         if not sharded:
             sums, every = message("all_reduce", gradient), 0.0

@@ -23,6 +23,7 @@ CHECKPOINTS: Context = {
     "inners": "",
     "schedule": "optimizer.schedule",
     "schedules": "",
+    "offloaded": False,  # True if states of some weights are on the host
     "publishes": False,  # True if weights are copies of what the optimizer updates
     "loss_scale": False,
     "frozen": False,  # True if some weights are not trained
