@@ -1,15 +1,16 @@
 """Planners' plans of the zoo's small twins as space-time plans: converted, priced and trained.
 
-`step` and `memory`: what is predicted of the converted plan, divided by what the planner predicts. A plan that does not
+`step` and `memory`: what is predicted of the converted plan, divided by what the planner predicts. `offloaded` has the
+states of all weights on the host, though memory is no reason for it. A plan that does not
 convert has the refusal instead; `verifies` is whether the program of the converted plan trains as the model does.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from ..codegen.plan.plan import Plan
+from ..codegen.plan.plan import PipelinePlan, Plan
 from ..codegen.plan.spacetime_plan import space_time
 from ..codegen.planner.context import Context
 from ..codegen.planner.plan_graph import plan_graph
@@ -20,6 +21,7 @@ from ..model.capture.capture import capture
 from ..model.capture.load import load_module
 from ..model.capture.objective import TrainedModule
 from ..model.errors import PartitaError
+from ..model.graph.sparse_tables import sparse_tables
 from ..model.machine.machine import Machine, stage_machine
 from ..model.training import Training
 from ..solvers.budget import Budget
@@ -40,6 +42,7 @@ class Way:
     devices: int
     space: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    hosted: bool = False  # states are on the host, though memory is no reason for it
 
     def searched(self) -> SearchSpace:
         one: dict[str, Any] = {"stages": 1, "bundles": False, "offload": False, "recompute": "none"}
@@ -62,9 +65,11 @@ WAYS = (
     Way("2x2", 4, {"parallelism": Parallelism(dp=2, tp=2, zero=0), "micro_batches": 1}, "mixed-bfloat16"),
     Way("free", 4, {"mesh": (2, 2), "micro_batches": 2, "recompute": "full"}),
     Way("bundles", 4, {"mesh": (2, 2), "micro_batches": 1, "bundles": True}),
-    Way("offloaded", 4, {"parallelism": Parallelism(dp=4, zero=1), "micro_batches": 1, "offload": True}),
+    Way("offloaded", 4, {"parallelism": Parallelism(dp=4, zero=1), "micro_batches": 1}, hosted=True),
+    Way("offloaded, whole", 2, {"micro_batches": 2, "mesh": (2,)}, "mixed-bfloat16", hosted=True),
     Way("1F1B", 2, _pipeline("1f1b")),
     Way("1F1B recomputed", 2, _pipeline("1f1b", recompute="full")),
+    Way("eager 1F1B offloaded", 2, _pipeline("eager-1f1b"), hosted=True),
     Way("1F1B 2x2", 4, _pipeline("1f1b", parallelism=Parallelism(dp=2, tp=1, zero=3))),
     Way("GPipe", 2, _pipeline("gpipe")),
     Way("eager 1F1B", 2, _pipeline("eager-1f1b")),
@@ -123,7 +128,16 @@ def planned(case: Case) -> Plan:
     machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 8 // case.way.devices))
     training, budget = Training(BATCH, dtype=case.way.dtype), Budget(workers=1, time_limit=60)
     context = Context(module=TrainedModule(module, inputs, None), emits=False)
-    return plan_graph(graph, machine, training, case.way.searched(), budget, context)
+    plan = plan_graph(graph, machine, training, case.way.searched(), budget, context)
+    return on_host(plan) if case.way.hosted else plan
+
+
+def on_host(plan: Plan) -> Plan:
+    """The plan with the states of all weights on the host."""
+    if isinstance(plan, PipelinePlan):
+        return replace(plan, stages=tuple(map(on_host, plan.stages)))
+    trained = {i for i in plan.graph.of("parameter") if plan.graph.nodes[i].gradient} - {*sparse_tables(plan.graph)}
+    return replace(plan, choices=tuple(replace(c, offloaded=i in trained) for i, c in enumerate(plan.choices)))
 
 
 def _words(error: PartitaError) -> str:

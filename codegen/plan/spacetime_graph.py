@@ -2,7 +2,7 @@
 
 What a plan chooses is written with the primitives of hand-written plans: micro-batches and the row of every mesh axis
 by `op_trans`, ranks by `op_assign`, weights stored in another layout than they are read in by `place`, sharded states
-by parts of updates, recomputed segments by `recompute`, a schedule by `in_order`.
+by parts of updates, states on the host by `swap`, recomputed segments by `recompute`, a schedule by `in_order`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from collections.abc import Collection, Iterator, Sequence
 from ...formulation.pipeline.orders import Slot, in_lock_step
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.op import Op
-from ...formulation.spacetime.primitives import op_assign, op_trans, place, recompute, shard_gradients, split_backward
+from ...formulation.spacetime.primitives import (
+    op_assign,
+    op_trans,
+    place,
+    recompute,
+    shard_gradients,
+    split_backward,
+    swap,
+)
 from ...formulation.spacetime.stages import in_order
 from ...formulation.spacetime.transformation import Chosen, Transformation, replicate, split
 from ...formulation.strategies.row import Row
@@ -175,19 +183,25 @@ def _splits(layout: Layout, mesh: Mesh) -> list[int]:
 
 
 def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
-    """Split the update of a parameter with sharded states among the ranks that have copies of it."""
-    choice, part = holders[0].choice(index), holders[0]
-    if not choice.sharded_states:
+    """Split the update of a parameter with sharded states among the ranks that have copies of it.
+
+    States of some stages alone may be on the host.
+    """
+    choices, (update,) = [part.choice(index) for part in holders], made.parts(index)
+    if not choices[0].sharded_states and len({choice.offloaded for choice in choices}) == 1:
+        swap(update if choices[0].offloaded else None)
         return
-    if choice.sharded_gradients:
-        shard_gradients(made.parts(index))
-    mesh = part.mesh(index)
-    shared = [axis for axis, _, _ in mesh.axes if choice.output[axis] == B]
-    parts = list(made.parts(index))
-    for cut in _stored(made, index, part, shared):
-        parts = [made_part for op in parts for made_part in op_trans(op, cut)]
-    for op in parts:
-        op_assign(op, mesh.rank(op))
+    if choices[0].sharded_gradients:
+        shard_gradients(update)
+    copies = [update] if len(holders) == 1 else op_trans(update, replicate(len(holders), label=STAGE))
+    for part, choice, copy in zip(holders, choices, copies, strict=True):
+        mesh, parts = part.mesh(index), [copy]
+        shared = [axis for axis, _, _ in mesh.axes if choice.output[axis] == B] if choice.sharded_states else []
+        for cut in _stored(made, index, part, shared):
+            parts = [made_part for op in parts for made_part in op_trans(op, cut)]
+        for op in parts:
+            op_assign(op, mesh.rank(op))
+        swap(parts if choice.offloaded else None)
 
 
 def _recompute(made: Graph, part: Part) -> None:

@@ -88,12 +88,6 @@ class Part:
                     f"segment {name!r} is recomputed {how}, and recompute() takes whole groups: plan again with "
                     "--recompute full or none"
                 )
-        for node, choice in zip(pcg.nodes, self.plan.choices, strict=True):
-            if choice.offloaded:
-                raise PartitaError(
-                    f"the optimizer states of {node.name!r} are on the host, for which space-time plans have no "
-                    "primitive: plan again with --no-offload"
-                )
 
     def mesh(self, index: int) -> Mesh:
         """The mesh on which a node is: of a branch beside others the coordinates that it has of their axis."""

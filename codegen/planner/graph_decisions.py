@@ -371,8 +371,10 @@ class _Reading:
             if self.sizes is None or not assigned:
                 updates = self.graph.parts(index)
                 known = stores or [op for op in updates if op.cuts or op.device is not None]
-                if known or index in self.graph.scattered:
+                away = any(op.swapped is not None for op in updates)
+                if known or away or index in self.graph.scattered:
                     what = "a place or a device of its own" if known else "gradients in shards"
+                    what = "states on the host" if away and not known else what
                     raise refusal(
                         (known or updates)[0],
                         f"{self.pcg.nodes[index].name!r} has {what}, and not all that reads it has a device: "
@@ -393,7 +395,20 @@ class _Reading:
                     "and op_assign() these, or leave out shard_gradients()",
                 )
             in_shards = scattered or (None if sharded else False)
-            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, in_shards, offloaded=False)
+            yield self.pcg.nodes[index].name, StoredAs(layout, sharded, in_shards, self._on_host(index))
+
+    def _on_host(self, index: int) -> bool:
+        """True if the states of a weight are on the host."""
+        updates = self.graph.parts(index)
+        there = [op for op in updates if op.swapped is not None]
+        if there and len(there) < len(updates):
+            name = self.pcg.nodes[index].name
+            raise refusal(
+                there[0],
+                f"the states of some parts of {name!r} are on the host, where the planner has those of all parts or "
+                "of none: swap() all of its updates, or none",
+            )
+        return bool(there)
 
     def _read(self, index: int) -> list[set[int]]:
         """The letters in which a weight's readers read it, on every axis."""

@@ -56,6 +56,7 @@ def started(space: SearchSpace, graph: PCG, machine: Machine, training: Training
         found = decisions_of(plan, openness)
     _check_options(space, found)
     _check_recomputation(space, found)
+    _check_hosts(space, machine, found)
     stages = space.stages if found.stages is None else found.stages
     places = (stages or 1) * found.chunks
     return replace(
@@ -149,6 +150,15 @@ def _check_recomputation(space: SearchSpace, found: PartialPlan) -> None:
         raise PartitaError(
             f"{option}, but the --start plan decides recomputation {mode} for {name}: leave it out, or --loosen {name}"
         )
+
+
+def _check_hosts(space: SearchSpace, machine: Machine, found: PartialPlan) -> None:
+    """PartitaError: states are on a host, and the options or the machine have none there."""
+    name = next((name for name, stored in found.weights.items() if stored.offloaded), None)
+    if name is None or space.offloads(machine):
+        return
+    what = "--no-offload" if space.offload is False else f"machine {machine.name} has no device.host_bandwidth"
+    raise PartitaError(f"{what}, but the --start plan has the states of {name!r} on the host: swap() no updates there")
 
 
 def _decided(option: str, found: PartialPlan, decided: object) -> str:

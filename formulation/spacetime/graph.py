@@ -272,8 +272,9 @@ class Graph:
 
     def renewed(self, node: int) -> Op:
         """The update of a parameter, whole again: what a plan made of it is replaced."""
-        whole = Op(self, node, Phase.UPDATE)
-        self.replace([*self._updates[node]], [whole])
+        whole, parts = Op(self, node, Phase.UPDATE), self._updates[node]
+        whole.swapped = next((op.swapped for op in parts if op.swapped is not None), None)
+        self.replace([*parts], [whole])
         return whole
 
     def masks(self, node: int, cuts: tuple[Cut, ...]) -> dict[tuple[int | None, bool], Mask]:

@@ -2,7 +2,8 @@
 
 A tensor lives from the instruction that creates it to its last reader; saved tensors (`Operator.saved`) until the
 backward has run. A recomputed operator saves nothing; its recomputation does. A swapped tensor is freed by its offload
-and allocated anew by its reload, once for all operators that save it. Parameter gradients live until the last update.
+and allocated anew by its reload, once for all operators that save it. States on the host are allocated for their
+update. Parameter gradients live until the last update.
 Views and in-place results share the memory of their source; a parameter gradient that nothing else reads is summed
 over devices in place.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
-from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE, PTensor
+from .mask import GRADIENT, RECOMPUTED, SAVED, STATES, VALUE, PTensor
 from .materialized import (
     Accumulate,
     Collective,
@@ -129,7 +130,10 @@ class _Device:
             case Phase.OFFLOAD | Phase.RELOAD:
                 self._swap(index, op)
             case Phase.UPDATE:
-                self.always["states"] += self.prices.states_bytes(op)
+                if op.swapped is None:
+                    self.always["states"] += self.prices.states_bytes(op)
+                else:
+                    self._new(self.prices.states_bytes(op), "states", index, PTensor(STATES, op.node))
                 self.of |= {w: self.of[run.reads[1]] for w in run.writes if w is not None}  # in place
                 gradient = self.of[run.reads[0]]
                 self.updating += [gradient, *self.rows.get(id(gradient), ())]

@@ -128,11 +128,12 @@ def takes(reader: Addends, written: Addends) -> bool:
 
 
 VALUE, GRADIENT, UPDATED, RECOMPUTED, SAVED = "value", "gradient", "updated", "recomputed", "saved"
+STATES = "states"
 
 
 class PTensor(NamedTuple):
     """A tensor of the captured graph. `kind`: the value of `node`, its gradient, the updated parameter, the recomputed
-    value, or the tensors saved for its backward."""
+    value, the tensors saved for its backward, or the states of its optimizer."""
 
     kind: str
     node: int

@@ -99,7 +99,7 @@ class Op:
         self.made: Site | None = None  # the call that made this part
         self.assigned: Site | None = None  # the last call that assigned it to its device
         self.split = False  # forward operators: the backward is two operators
-        self.swapped: int | None = None  # forward operators: the group whose saved tensors are offloaded together
+        self.swapped: int | None = None  # forward operators, updates: the group whose tensors are on the host
         self.region: Mask | None = None  # the mask of an update, store or keep created without cuts
         self.group: int | None = None  # forward operators: the recomputation group
 
@@ -124,10 +124,13 @@ class Op:
     def where(self) -> Site | None:
         """The call of the plan that made it, or else assigned it (of a derived operator: its forward operator).
 
-        A recomputation, an offload and a reload are made by the call that asks for them. None without such a call.
+        A recomputation, an offload and a reload are made by the call that asks for them; of an update that is only
+        swapped, it is that call. None without such a call.
         """
         own = self.forward or self
         group = {Phase.RECOMPUTE: own.group, Phase.OFFLOAD: own.swapped, Phase.RELOAD: own.swapped}.get(self.phase)
+        if self.phase is Phase.UPDATE and not (own.made or own.assigned):
+            group = own.swapped
         return own.made or own.assigned if group is None else self.graph.groups[group - 1]
 
     @property

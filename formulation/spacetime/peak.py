@@ -9,7 +9,7 @@ from ...model.sizes import bytes_text
 from ...model.wording import runs
 from .lifetimes import Span
 from .looped import Looped
-from .mask import GRADIENT, RECOMPUTED, SAVED, VALUE
+from .mask import GRADIENT, RECOMPUTED, SAVED, STATES, VALUE
 from .materialized import Collective, Instruction, Run
 from .names import pattern
 from .op import Op, Phase
@@ -95,7 +95,8 @@ def _lasting(found: Prediction, device: int) -> Iterator[Alive]:
     graph, always = found.program.tasks.graph, found.living[device].always
     runs = [x.op for x in found.program.devices[device] if isinstance(x, Run)]
     for kind, phase in (("weights", Phase.STORE), ("states", Phase.UPDATE)):
-        numels = [(op.of.name, op.mask(None).numel) for op in runs if op.phase is phase]
+        lasting = [op for op in runs if op.phase is phase and (phase is Phase.STORE or op.swapped is None)]
+        numels = [(op.of.name, op.mask(None).numel) for op in lasting]
         of = "parameters and buffers" if any(op.of.op == "buffer" for op in runs if op.phase is phase) else "parameters"
         yield from _of_parameters(kind, numels, always[kind], of)
     if always["inputs"]:
@@ -120,6 +121,7 @@ def _of_parameters(
 def _what(span: Span, own: Sequence[Instruction], name: str) -> str:
     """What lies in an allocation."""
     words = {VALUE: "{}", RECOMPUTED: "{}, recomputed", SAVED: "what {} keeps besides", GRADIENT: "the gradient of {}"}
+    words[STATES] = "optimizer states of {}, for its update"
     text = words.get(span.tensor.kind, span.tensor.kind + " {}").format(pattern(name))
     first = own[span.touched[0]]
     if span.staging and isinstance(first, Collective):

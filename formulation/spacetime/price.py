@@ -2,7 +2,7 @@
 
     forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
     backward             the planner's backward; where it is split, half of a product's is its weight gradient
-    update               the planner's, of the n elements of its part
+    update               the planner's, of the n elements of its part; states on the host come and go before and after
     offload, reload      bytes / host bandwidth + launch
 
 F of a part is the operator's times the fractions left by its cuts; its bytes are those of its masks. Views, stores and
@@ -149,7 +149,8 @@ class Prices:
         """Time of a task. PartitaError: an unknown operator, a missing host link."""
         split = op.forward is not None and op.forward.split
         looking = op.device if op.node in self.rows.tables else None  # an update of what the device has looked up
-        key = self._alike(op), op.phase, split, op.region and op.region.sizes, looking
+        away = op.phase is Phase.UPDATE and op.swapped is not None
+        key = self._alike(op), op.phase, split, op.region and op.region.sizes, looking, away
         if key not in self._tasks:
             self._tasks[key] = self._task_ns(op)
         return self._tasks[key]
@@ -169,7 +170,8 @@ class Prices:
             case Phase.UPDATE if op.node in self.rows.tables:
                 return self.rows.update_ns(op)
             case Phase.UPDATE:
-                return self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
+                update = self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
+                return update if op.swapped is None else update + self._visit_ns(op)
             case Phase.FORWARD | Phase.RECOMPUTE:
                 return self._forward_ns(op)
             case Phase.BACKWARD | Phase.WEIGHT:
@@ -177,6 +179,10 @@ class Prices:
             case Phase.OFFLOAD | Phase.RELOAD:
                 assert op.forward is not None
                 return self.host_ns(self.saved_bytes(op.forward))
+
+    def _visit_ns(self, op: Op) -> int:
+        """Time in which the states of an update come from the host and go back."""
+        return ceil(2 * self.states_bytes(op) / self._host_bandwidth * 1e9)
 
     def saved_bytes(self, op: Op) -> int:
         """Bytes of all saved tensors of a forward operator."""
@@ -282,17 +288,23 @@ class Prices:
 
     def host_ns(self, size_bytes: int) -> int:
         """A transfer to or from the host. PartitaError: the machine has no host_bandwidth."""
-        device = self.machine.device
-        if device.host_bandwidth is None:
-            swapped = (op.swapped for op in self.graph.forward if op.swapped is not None)
+        bandwidth = self._host_bandwidth
+        if not size_bytes:
+            return 0
+        return ceil(size_bytes / bandwidth * 1e9 + self.machine.device.launch_ns - ROUNDING_NS)
+
+    @property
+    def _host_bandwidth(self) -> float:
+        """PartitaError: the machine has none."""
+        bandwidth = self.machine.device.host_bandwidth
+        if bandwidth is None:
+            swapped = (op.swapped for op in self.graph.ops if op.swapped is not None)
             words = (
                 f"the plan swaps, but machine {self.machine.name} has no host_bandwidth: name the bytes/s between a "
                 "device and the host's memory in its file, device.host_bandwidth"
             )
             raise PartitaError(told(next((self.graph.groups[group - 1] for group in swapped), None), words))
-        if not size_bytes:
-            return 0
-        return ceil(size_bytes / device.host_bandwidth * 1e9 + device.launch_ns - ROUNDING_NS)
+        return bandwidth
 
     def collective_ns(self, kind: str, groups: Sequence[tuple[int, ...]], size_bytes: int, share: float = 1.0) -> int:
         """A collective in all groups at once; bytes per member before it (all-gather: after it).

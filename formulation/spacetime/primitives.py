@@ -171,11 +171,12 @@ def recompute(ops: Ops) -> None:
 
 
 def swap(ops: Ops) -> None:
-    """Offload the tensors that forward operators save to the host until shortly before backward.
+    """Keep on the host what operators need later: tensors saved for backward, states of the optimizer.
 
-    The operators of one call form a group that is offloaded and reloaded together.
+    What the forward operators of one call save is offloaded and reloaded together. The states of an update, with the
+    copy of the weights that some dtypes have, come to the device for it alone, and go back.
     """
-    for op in _group(ops, "swapped"):
+    for op in _group(ops, "swapped", (Phase.FORWARD, Phase.UPDATE)):
         if op.group is not None:
             raise PartitaError(f"{op.name} is recomputed: it saves no tensors that could be swapped")
         op.swapped = len(op.graph.groups)
@@ -183,7 +184,7 @@ def swap(ops: Ops) -> None:
 
 def split_backward(ops: Ops) -> None:
     """Split parameter gradients (`op.weight`) from the rest of the backward (`op.backward`), as zero-bubble does."""
-    for op in _forward(listed(ops), "split"):
+    for op in _current(listed(ops), "split"):
         op.split = True
 
 
@@ -249,18 +250,19 @@ def _shown(found: object) -> str:
     return type(found).__name__ if isinstance(found, (list, tuple)) else repr(found)
 
 
-def _group(ops: Ops, what: str) -> Sequence[Op]:
-    """Start a new group, numbered from 1 in `graph.groups`, with these forward operators."""
+def _group(ops: Ops, what: str, phases: Sequence[Phase] = (Phase.FORWARD,)) -> Sequence[Op]:
+    """Start a new group, numbered from 1 in `graph.groups`, with these operators."""
     found = listed(ops)
     if found:
         found[0].graph.new_group(caller())
-    return _forward(found, what)
+    return _current(found, what, phases)
 
 
-def _forward(ops: Sequence[Op], what: str) -> Sequence[Op]:
+def _current(ops: Sequence[Op], what: str, phases: Sequence[Phase] = (Phase.FORWARD,)) -> Sequence[Op]:
     for op in ops:
-        if op.phase is not Phase.FORWARD:
-            raise PartitaError(f"{op.name} cannot be {what}: only forward operators are")
+        if op.phase not in phases:
+            also = " and updates" if Phase.UPDATE in phases else ""
+            raise PartitaError(f"{op.name} cannot be {what}: only forward operators{also} are")
         if op.gone:
             raise PartitaError(f"{op.name} was transformed: name its parts")
     return ops

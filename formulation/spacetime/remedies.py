@@ -51,6 +51,7 @@ def remedies(tasks: Tasks, devices: Sequence[int], in_flight: int) -> tuple[Reme
     return (
         Remedy("parameters", frozenset({"states"}), (partial(_states_split, tasks=tasks),)),
         Remedy("parameters", kept, (partial(_weights_split, tasks=tasks),)),
+        Remedy("states", frozenset({"states"}), (_states_on_host,)),
         Remedy("samples", held, tuple(partial(_in_flight, most=most) for most in fewer)),
         Remedy("samples", held, tuple(partial(_accumulated, count=count) for count in (2, 4, 8) if not in_flight)),
         Remedy("layers", held, (partial(recomputed, devices=devices),)),
@@ -275,6 +276,13 @@ def _states_split(graph: Graph, *, tasks: Tasks) -> str:
 def _weights_split(graph: Graph, *, tasks: Tasks) -> str:
     count = _updates_split(graph, tasks, placed=True)
     return f"ZeRO-3: place() parameters by evenly(op, {count}) on the devices that read them" if count else ""
+
+
+def _states_on_host(graph: Graph) -> str:
+    own = [op for op in graph.optimizer if op.swapped is None]
+    swap(own)
+    names = {op.of.name for op in own}
+    return f"states on the host: swap() the updates of {len(names)} parameters" if own else ""
 
 
 def _updates_split(graph: Graph, tasks: Tasks, placed: bool = False) -> int:

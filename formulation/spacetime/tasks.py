@@ -181,7 +181,9 @@ def _updates(graph: Graph, stores: Sequence[Op], reached: frozenset[int]) -> tup
         elif op.cuts:
             problems.append(_unassigned(op))
         else:
-            updates += [_with_region(Op(graph, op.node, Phase.UPDATE), store) for store in kept[op.node]]
+            for store in kept[op.node]:
+                updates.append(_with_region(Op(graph, op.node, Phase.UPDATE), store))
+                updates[-1].swapped = op.swapped
     return updates, problems
 
 

@@ -179,15 +179,16 @@ def whole_each_way(choice: Storage, trainable: bool) -> Flags:
 
 
 def agreeing(choice: Storage, decided: StoredAs) -> Flags:
-    """The options that are as a partial plan decides; gradients in shards where that is `worthwhile`."""
+    """The options that are as a partial plan decides; gradients in shards and states on the host where `worthwhile`."""
     letters = choice.space.letters[choice.codes]
     keep = np.ones(len(choice), dtype=np.bool_)
     for axis, letter in enumerate(decided.layout):
         keep &= np.isin(letters[:, axis], (R, B) if letter is None else (letter,))
-    wanted = decided.sharded, decided.offloaded, decided.regather
-    for flag, flags in zip(wanted, (choice.sharded, choice.offloaded, choice.regather), strict=True):
+    for flag, flags in ((decided.sharded, choice.sharded), (decided.regather, choice.regather)):
         keep &= True if flag is None else flags == flag
-    return keep if decided.scattered is None else _preferred(keep, choice.scattered == decided.scattered)
+    for flag, flags in ((decided.offloaded, choice.offloaded), (decided.scattered, choice.scattered)):
+        keep = keep if flag is None else _preferred(keep, flags == flag)
+    return keep
 
 
 def _preferred(keep: Flags, wanted: Flags) -> Flags:

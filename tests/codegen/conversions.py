@@ -43,29 +43,28 @@ Edit = Callable[[Graph, random.Random], None]
 def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
     """A plan whose choices the primitives can express, as far as drawing alone can see to it."""
     name, micros = rng.choice(models), rng.choice((1, 2, 4))
-    graph = captured(name, 8)
+    graph, optimizer = captured(name, 8), rng.choice(("sgd", "adamw"))
     if rng.random() < 0.5:
         sizes = rng.choice(((2,), (4,), (2, 2)))
         small = with_batch(graph, graph.batch // micros)
-        choices = drawn(small, sizes, rng, {})
+        choices = drawn(small, sizes, rng, {}, optimizer)
         place = Placement(sizes, tuple((size,) for size in sizes))
-        return kept_on_devices(Plan(small, machine_of(sizes), place, micros, choices, "float64", "sgd"))
+        return recomputed_whole(Plan(small, machine_of(sizes), place, micros, choices, "float64", optimizer))
     schedule = rng.choice(SCHEDULES)
     more: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
     plan = at_random(
-        graph, 2, (2,), max(micros, 2), rng, schedule=schedule, optimizer="sgd",
+        graph, 2, (2,), max(micros, 2), rng, schedule=schedule, optimizer=optimizer,
         recompute=schedule != "zero-bubble" and rng.random() < 0.3, **more,
     )  # fmt: skip
-    return kept_on_devices(plan)
+    return recomputed_whole(plan)
 
 
-def kept_on_devices(plan: Plan) -> Plan:
-    """The plan without states on the host, and with segments recomputed whole."""
+def recomputed_whole(plan: Plan) -> Plan:
+    """The plan with segments recomputed whole."""
     if isinstance(plan, PipelinePlan):
-        stages = tuple(map(kept_on_devices, plan.stages))
+        stages = tuple(map(recomputed_whole, plan.stages))
         return PipelinePlan(plan.graph, plan.machine, plan.row, plan.bounds, stages, plan.schedule, plan.chunks)
-    choices = tuple(replace(choice, offloaded=False) for choice in plan.choices)
-    return replace(plan, choices=choices, recompute=dict.fromkeys(plan.recompute, "full"))
+    return replace(plan, recompute=dict.fromkeys(plan.recompute, "full"))
 
 
 # Changes
@@ -129,6 +128,7 @@ def recomputed(graph: Graph, rng: random.Random) -> None:
 
 def swapped(graph: Graph, rng: random.Random) -> None:
     swap(_some(graph, rng))
+    swap(rng.choice(graph.optimizer))
 
 
 def _some(graph: Graph, rng: random.Random) -> list[Op]:
@@ -146,9 +146,9 @@ EDITS: tuple[Edit, ...] = (
 # What becomes of them
 
 
-def checked(graph: Graph, devices: int) -> SpaceTimePlan:
-    machine = Machine.load("v100-32gb") if any(op.swapped for op in graph.forward) else Machine.adhoc((devices,))
-    return space_time(graph, machine, devices=devices, optimizer="sgd")
+def checked(graph: Graph, devices: int, optimizer: str = "sgd") -> SpaceTimePlan:
+    machine = Machine.load("v100-32gb") if any(op.swapped for op in graph.ops) else Machine.adhoc((devices,))
+    return space_time(graph, machine, devices=devices, optimizer=optimizer)
 
 
 def trained(plan: SpaceTimePlan, folder: Path) -> None:
@@ -192,11 +192,11 @@ def _main(first: int, last: int, models: Sequence[str]) -> None:
                 reasons[graph[:100]] += 1
                 continue
             try:
-                trained(checked(graph, plan.ranks), Path(folder))
+                trained(checked(graph, plan.ranks, plan.optimizer), Path(folder))
                 counts["converted"] += 1
                 refusal = changed(graph, seed)
                 if not refusal:
-                    trained(checked(graph, plan.ranks), Path(folder))
+                    trained(checked(graph, plan.ranks, plan.optimizer), Path(folder))
                     counts["changed"] += 1
             except PartitaError as error:
                 refusal = str(error)

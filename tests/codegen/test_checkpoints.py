@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import partita
 from partita.codegen.emission.spacetime.emit import emit
 from partita.codegen.plan.plan import PipelinePlan, Plan
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.verification.graph_module import GraphModule
 from partita.codegen.verification.reference import state_of
@@ -45,7 +46,7 @@ from .pipelines import at_random
 
 STEPS, STOP, BATCH = 20, 10, 12
 FROZEN = ("last.bias", "frozen", "scale")
-AnyPlan = Plan | PipelinePlan
+AnyPlan = Plan | PipelinePlan | SpaceTimePlan
 Start = tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]
 
 
@@ -104,12 +105,17 @@ def plans(force: Force) -> dict[str, Callable[[str], AnyPlan]]:
         "data 2": lambda o: data(2, o),
         "zero 3": lambda o: data(3, o, sharded_states=True),
         "zero-2 on the host": lambda o: data(2, o, sharded_states=True, sharded_gradients=True, offloaded=True),
+        "converted, on the host": lambda o: converted(data(2, o, sharded_states=True, offloaded=True)),
         "tensor 3": lambda o: tensor(force, (3,), o),
         "tensor 2 x 2": lambda o: tensor(force, (2, 2), o),
         "2 stages": stages,
         "zero 2": lambda o: data(2, o, sharded_states=True),
         "single": lambda o: data(1, o),
     }
+
+
+def converted(plan: Plan) -> AnyPlan:
+    return space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer)
 
 
 @cache
@@ -164,7 +170,7 @@ def unstopped(optimizer: str, folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("optimizer", "path"),
     [
-        ("adamw", ["data 2", "tensor 3", "2 stages", "single"]),
+        ("adamw", ["data 2", "converted, on the host", "2 stages", "single"]),
         ("adamw", ["zero 3", "data 2", "zero-2 on the host", "tensor 2 x 2"]),
         ("sgd", ["2 stages", "tensor 3", "zero 3"]),
     ],

@@ -89,6 +89,11 @@ def swapped(graph: Graph) -> None:
             swap(layer)
 
 
+def hosted(graph: Graph) -> None:
+    plain(graph)
+    swap(graph.optimizer)
+
+
 def accumulated(graph: Graph, micros: int = 2) -> None:
     batches = list(zip(*(op_trans(op, split("batch", micros, "micro")) for op in graph.forward), strict=True))
     op_assign([op for ops in batches for op in ops], 0)
@@ -200,6 +205,7 @@ def test_equal_layers_and_micro_batches_are_told_once_with_a_count() -> None:
         ("recompute()", plain, recomputed, 1),
         ("swap()", plain, swapped, 1),
         ("micro-batches", plain, partial(accumulated, micros=8), 1),
+        ("states", plain, hosted, 1),
         ("at", pipeline, partial(pipeline, limit=1), 2),
         ("ZeRO-1:", data_parallel, partial(data_parallel, zero=1), 2),
         ("ZeRO-3:", data_parallel, partial(data_parallel, zero=3), 2),
@@ -238,12 +244,13 @@ def test_what_does_not_apply_is_not_proposed() -> None:
         ways(recomputed, 1, 1, 128)
     )  # nothing is left to recompute
     assert {"ZeRO-1:", "ZeRO-3:"}.isdisjoint(ways(plain, 1, 1, 128))  # no parameter is on two devices
+    assert "states" not in ways(hosted, 1, 1, 128)
     assert "micro-batches" not in ways(pipeline, 2, 1, 128) and "at" not in ways(plain, 1, 1, 128)
     where = machine(1, 1)
     no_host = replace(where, device=replace(where.device, host_bandwidth=None))
     with pytest.raises(DoesNotFitError) as error:
         space_time(written(plain), no_host)
-    assert "recompute()" in str(error.value) and "swap()" not in str(error.value)
+    assert "recompute()" in str(error.value) and "swap()" not in str(error.value)  # nor of updates
 
 
 def test_trying_remedies_leaves_the_plan_as_it_is() -> None:

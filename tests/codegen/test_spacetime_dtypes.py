@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partita
-from partita import evenly, op_assign, op_trans, place, split
+from partita import evenly, op_assign, op_trans, place, split, swap
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.verification.threads import run_threads
 from partita.codegen.verification.verify import Trial, run, trial
 from partita.codegen.verification.worker import load_program, train
 from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.mask import STATES
 from partita.formulation.spacetime.materialized import Collective
 from partita.model.capture.objective import TrainedModule
 from partita.model.machine.precision import PRECISIONS, precision
@@ -63,8 +64,8 @@ def planned(name: str, dtype: str) -> SpaceTimePlan:
     return space_time(graph, dtype=dtype, module=TrainedModule(module, inputs))
 
 
-def sharded(dtype: str, *, weights: bool = False) -> SpaceTimePlan:
-    """ZeRO-1 on two ranks, or ZeRO-3."""
+def sharded(dtype: str, *, weights: bool = False, swapped: bool = False) -> SpaceTimePlan:
+    """ZeRO-1 on two ranks, or ZeRO-3; `swapped`: the states of the tied table are on the host, of the linear on one."""
     ids = torch.arange(16).reshape(4, 4)
     graph = partita.graph(Tied(), {"ids": ids, "labels": ids}, batch=4)
     for op in graph.forward:
@@ -76,6 +77,7 @@ def sharded(dtype: str, *, weights: bool = False) -> SpaceTimePlan:
         else:
             for device, part in enumerate(op_trans(op, evenly(op, 2))):
                 op_assign(part, device)
+                swap(part if swapped and (device or op.of.name == "tokens.weight") else None)
     return space_time(graph, dtype=dtype)
 
 
@@ -135,23 +137,30 @@ def test_equals_the_module(name: str, dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_what_is_kept_is_what_is_predicted(dtype: str, tmp_path: Path) -> None:
-    """Weights, and states with master copies, of shares that are updated on two ranks."""
-    plan, form = sharded(dtype), precision(dtype)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_is_kept_is_what_is_predicted(dtype: str, swapped: bool, tmp_path: Path) -> None:
+    """Weights, and states with master copies, of shares that are updated on two ranks; some lie on the host."""
+    plan, form = sharded(dtype, swapped=swapped), precision(dtype)
     made = trial_of(plan, tmp_path / "program.py")
     program = program_of(made.path)
+    hosted, to_host = list[Tensor](), getattr(program, "to_host", None)
+    program.to_host = lambda x: hosted.append(to_host(x)) or hosted[-1]
 
-    def kept(model: Any, optimizer: Any, mesh: Any) -> tuple[int, int, set[torch.dtype]]:
+    def kept(model: Any, optimizer: Any, mesh: Any) -> tuple[int, int, int, set[torch.dtype]]:
         program.train_step(model, optimizer, made.batches[0], mesh, 0)
         states = [x for state in optimizer.inner.state.values() for name, x in state.items() if name != "step"]
         own = [x for name, x in model.parts.items() if name in model.boxes]
         masters = [] if optimizer.pieces is model.pieces else [*optimizer.pieces.values()]
-        count = sum(x.nbytes for x in (*states, *masters))
-        return sum(x.nbytes for x in own), count, {x.dtype for x in (*states, *optimizer.pieces.values())}
+        places = {x.data_ptr() for x in hosted}
+        away = sum(x.nbytes for x in (*states, *masters) if x.data_ptr() in places)
+        count = sum(x.nbytes for x in (*states, *masters)) - away
+        return sum(x.nbytes for x in own), count, away, {x.dtype for x in (*states, *optimizer.pieces.values())}
 
-    for rank, (weights, states, dtypes) in enumerate(on_ranks(program, single(made.state), kept, plan.ranks)):
-        always = plan.prediction.living[rank].always
-        assert (weights, states) == (always["weights"], always["states"])
+    for rank, (weights, states, away, dtypes) in enumerate(on_ranks(program, single(made.state), kept, plan.ranks)):
+        living = plan.prediction.living[rank]
+        assert (weights, states) == (living.always["weights"], living.always["states"])
+        assert away == sum(span.size_bytes for span in living.spans if span.tensor.kind == STATES)
+        assert (away > 0, states > 0) == (swapped, not (swapped and rank))
         assert dtypes == {getattr(torch, form.master)}
 
 

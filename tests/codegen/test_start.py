@@ -210,6 +210,16 @@ def test_states_in_shards_and_stored_shards_are_kept() -> None:
     assert all(is_split(choice.output[0]) for name in weights for choice in third[name])
 
 
+def test_states_on_the_host_stay_there() -> None:
+    """Of weights that are large enough for the planner; an option that keeps them from there is refused."""
+    made = assigned(graph(), split("batch", 4))
+    partita.swap(op for op in made.optimizer if op.of.name != "layers.1.up.weight")
+    found = by_name(completed(made))
+    assert [found[f"layers.{layer}.up.weight"][0].offloaded for layer in range(2)] == [True, False]
+    with pytest.raises(PartitaError, match="--no-offload, but the --start plan has the states of 'token_embedding"):
+        completed(made, offload=False)
+
+
 def test_a_stage_begins_between_operators_that_are_assigned() -> None:
     made = graph()
     for op in made.forward:
@@ -268,6 +278,17 @@ def swapped(made: Graph) -> None:
     partita.swap(assigned(made, split("batch", 4)).find("layers.0.up"))
 
 
+def some_states(made: Graph) -> None:
+    (update,) = (op for op in assigned(made, split("batch", 4)).optimizer if op.of.name == "norm.weight")
+    for device, part in enumerate(op_trans(update, replicate(4))):
+        op_assign(part, device)
+        partita.swap(part if device else None)
+
+
+def states_of_open_operators(made: Graph) -> None:
+    partita.swap(made.optimizer)
+
+
 def odd_order(made: Graph) -> None:
     assigned(made, split("batch", 4))
     partita.op_order(made.find("layers.1.up")[0].backward, made.find("layers.2.up")[0].backward)
@@ -292,6 +313,8 @@ def unassigned_parts(made: Graph) -> None:
         (several_parts, "device 0 has several parts of 'layers.0.up'"),
         (half_a_layer, "of layer 'layers.0' operators are recomputed, and 'layers.0.attention_norm' is not"),
         (swapped, "'layers.0.up' is swapped, as no layer of the planner's is"),
+        (some_states, "the states of some parts of 'norm.weight' are on the host"),
+        (states_of_open_operators, "has states on the host, and not all that reads it has a device"),
         (odd_order, "the order of the operators is no schedule of the planner's with 1 stage"),
         (other_states, "is updated on device 3, where the planner has another part"),
         (unassigned_parts, "has no device, and other parts of 'norm' have"),

@@ -387,6 +387,19 @@ def test_a_machine_without_a_host_link_refuses_to_swap() -> None:
         predict(found, replace(one, device=replace(one.device, host_bandwidth=None)))
 
 
+def test_states_need_a_host_link_as_saved_tensors_do() -> None:
+    one = machine(1)
+    without = replace(one, device=replace(one.device, host_bandwidth=None))
+
+    def hosted(made: Graph) -> None:
+        on_one(made)
+        swap(made.optimizer)
+
+    found = program("chain", hosted)
+    with pytest.raises(PartitaError, match=r"\.py:\d+: swap\(.*\): the plan swaps, but machine adhoc-1 has no"):
+        predict(found, without, optimizer="adamw")
+
+
 def test_a_machine_with_too_few_devices_is_refused() -> None:
     with pytest.raises(PartitaError, match=r"4 devices, adhoc-2 has 2"):
         predict(program("chain", data_parallel, 4), machine(2))

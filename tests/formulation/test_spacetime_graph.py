@@ -628,6 +628,18 @@ def test_what_is_computed_again_is_not_swapped() -> None:
         recompute(ops["relu"])
 
 
+def test_states_are_swapped_of_updates_and_of_all_their_parts() -> None:
+    graph = Graph(mlp())
+    update, other = graph.optimizer[:2]
+    swap(update)
+    assert all(part.swapped == 1 for part in op_trans(update, replicate(2)))
+    assert op_join(graph.parts(update.node)).swapped == 1 and other.swapped is None
+    with pytest.raises(PartitaError, match="up backward cannot be swapped: only forward operators and updates are"):
+        swap(named(graph)["up"].backward)
+    with pytest.raises(PartitaError, match="weight update cannot be recomputed: only forward operators are"):
+        recompute(other)
+
+
 def test_places_that_do_not_fit() -> None:
     graph = Graph(mlp())
     with pytest.raises(PartitaError, match="no parameter 'up' in the graph"):

@@ -14,13 +14,14 @@ from ....model.graph.pcg import PCG
 from ....model.graph.sparse_tables import sparse_tables
 from ....model.initial_values import InitialValues
 from ....model.machine.precision import Precision
+from ....model.optimizers import optimizer_states
 from ..common import initial, training
 from ..common.conversions import Used
 from ..common.data import sample_lines
 from ..common.features import Context, Feature, section
 from ..common.operator_calls import value_lines
 from .function_table import Functions
-from .program_tables import buffers, frozen, joined, kept, overlapping, places, sparse
+from .program_tables import buffers, frozen, hosted, joined, kept, overlapping, places, sparse
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class SpaceTimeEmission:
     def swaps(self) -> bool:
         """True if activations of some operators are offloaded."""
         return any(op.swapped for op in self.forward)
+
+    @cached_property
+    def hosted(self) -> Sequence[str]:
+        """The table of updates whose states are on the host; empty if there are no such states."""
+        keeps = optimizer_states(self.optimizer) + self.precision.copied
+        return hosted(self.program) if keeps else ()
 
     @cached_property
     def splits_backward(self) -> bool:
@@ -207,6 +214,7 @@ def _optimizer(e: SpaceTimeEmission) -> Context:
         "cast": e.precision.gradients != e.precision.master,
         "narrow": e.precision.narrow and not e.precision.copied and not e.precision.mixed,
         "loss_scale": e.scales_loss,
+        "hosted": bool(e.hosted),
     }
 
 
@@ -218,6 +226,7 @@ def _checkpoints(e: SpaceTimeEmission) -> Context:
         "masters": e.precision.copied,
         "loss_scale": e.scales_loss,
         "overlapping": overlapping(e.program),
+        "offloaded": bool(e.hosted),
     }
 
 
@@ -278,7 +287,8 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     section("Training."),
     Feature("spacetime/label_counts.jinja", lambda e: {"counts": e.counts} if e.counts else None),
     Feature("learning_rate.jinja", lambda _: training.learning_rate()),
-    Feature("spacetime/optimizer.jinja", _optimizer),
+    Feature("to_host.jinja", lambda e: {} if e.hosted else None),
+    Feature("spacetime/optimizer.jinja", _optimizer, constants=lambda e: e.hosted),
     Feature("make_optimizer.jinja", lambda e: training.make_optimizer(e.optimizer)),
     Feature(
         "spacetime/training_step.jinja",

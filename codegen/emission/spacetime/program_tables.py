@@ -52,6 +52,27 @@ def places(program: Materialized) -> list[str]:
     return [*lines, "]  # fmt: skip"]
 
 
+def hosted(program: Materialized) -> list[str]:
+    """The table of updates whose states are on the host; nothing where there are none."""
+    graph, rows = program.tasks.graph, dict[str, list[str]]()
+    updates: dict[int, list[Op]] = {}
+    for op in program.tasks.ops:
+        if op.phase is Phase.UPDATE and op.node not in sparse_tables(graph.pcg):
+            updates.setdefault(op.node, []).append(op)
+    for node, ops in updates.items():
+        own = [op for op in ops if op.swapped is not None]
+        if own:
+            whole = tuple((0, size) for size in graph.atoms[node].sizes)
+            parts = "None" if len(own) == len(ops) else _text(_parts(own), whole)
+            rows.setdefault(parts, []).append(graph.pcg.nodes[node].name)
+    if not rows:
+        return []
+    lines = ["HOSTED = [  # weights whose optimizer states are on the host, of which parts (None: of all)"]
+    for parts, names in rows.items():
+        lines += ["    (", *(line for cell in (names_text(names), parts) for line in _filled(f"{cell},", 8)), "    ),"]
+    return [*lines, "]  # fmt: skip"]
+
+
 def _filled(entry: str, indent: int) -> list[str]:
     """A list in lines of at most `WIDTH` columns, as few as possible."""
     pad = " " * indent
