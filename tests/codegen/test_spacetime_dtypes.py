@@ -36,6 +36,7 @@ CASES = [
     ("ZeRO-3", "mixed-bfloat16"),
     ("fan", "mixed-bfloat16-fp32grad"),
     ("swap", "mixed-bfloat16"),
+    ("states on the host", "mixed-bfloat16-fp32grad"),
     ("ZeRO-1", "mixed-bfloat16-bf16grad"),
     ("recomputed pipeline", "pure-bfloat16"),
     ("ZeRO-3", "mixed-bfloat16-fp32grad"),

@@ -230,6 +230,11 @@ def layers_again(graph: Graph) -> None:
             recompute(op for op in graph.forward if op.of.path.startswith(path) and op.device == device)
 
 
+def states_on_host(graph: Graph) -> None:
+    zero1(graph)
+    swap(graph.optimizer[:-3])
+
+
 PLANS: dict[str, Write] = {
     "data": data,
     "ZeRO-1": zero1,
@@ -244,6 +249,7 @@ PLANS: dict[str, Write] = {
     "zero bubble": lambda graph: pipeline(graph, zero_bubble, lambda parts: split_backward(graph.forward)),
     "recomputed pipeline": recomputed,
     "recomputed layers": layers_again,
+    "states on the host": states_on_host,
     "swap": lambda graph: pipeline(graph, more=lambda parts: swap([*parts[0], *parts[1]])),
 }
 
@@ -360,7 +366,7 @@ def test_deterministic() -> None:
     assert emit(looped(zero1)) == emit(looped(zero1))
 
 
-@pytest.mark.parametrize("name", ["ZeRO-3", "zero bubble", "swap", "tensor"])
+@pytest.mark.parametrize("name", ["ZeRO-3", "zero bubble", "swap", "tensor", "states on the host"])
 def test_formatted(name: str, tmp_path: Path) -> None:
     """A formatter leaves a program as it is, and a linter finds nothing unused in it."""
     path = tmp_path / "program.py"
