@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 from ...formulation.pipeline.orders import Slot, in_lock_step
 from ...formulation.spacetime.graph import Graph
 from ...formulation.spacetime.op import Op
 from ...formulation.spacetime.primitives import (
     op_assign,
+    op_order,
     op_trans,
     place,
     recompute,
@@ -29,13 +31,14 @@ from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
 from ...model.graph.folded import pass_of
 from ...model.graph.layout import B, Layout, S, atom_of, chunk, is_split
-from ...model.graph.segments import segments
+from ...model.graph.segments import IN_PARTS, segments
 from .plan import DIRECTION, Plan
 from .spacetime_parts import Mesh, Part, parts_of
 from .spacetime_plan import graph, space_time
 
-MICRO, STAGE = "micro", "stage"
-"""Labels of the transformations into micro-batches, and of operators that several stages compute for themselves."""
+MICRO, STAGE, PART = "micro", "stage", "samples"
+"""Labels of the transformations into micro-batches, of operators that several stages compute for themselves, and of the
+parts of a segment's samples that are computed one after another."""
 
 
 def space_time_graph(plan: Plan) -> Graph:
@@ -57,7 +60,7 @@ def space_time_graph(plan: Plan) -> Graph:
         if made.pcg.nodes[index].gradient:
             _update(made, index, holders)
     for part in parts:
-        _recompute(made, part)
+        _recompute(part)
         if plan.schedule.splits_backward and part.number:  # nobody waits for what the first stage sends back
             split_backward(part.ops)
     _order(plan, parts)
@@ -204,17 +207,40 @@ def _update(made: Graph, index: int, holders: Sequence[Part]) -> None:
         swap(parts if choice.offloaded else None)
 
 
-def _recompute(made: Graph, part: Part) -> None:
+def _recompute(part: Part) -> None:
     if not part.plan.recompute:
         return
     known = {segment.name: segment.nodes for segment in segments(part.plan.graph)}
     by_node = defaultdict[int, list[Op]](list)
     for op in part.ops:
         by_node[op.node].append(op)
-    for name in part.plan.recompute:
+    cut = dict[Op, list[Op]]()
+    for name, mode in part.plan.recompute.items():
         groups = defaultdict[object, list[Op]](list)
         for node in known[name]:
             for op in by_node[part.whole[node]]:
                 groups[op.device, op.coordinate(MICRO)].append(op)
         for ops in groups.values():
-            recompute(ops)
+            if mode in IN_PARTS:
+                cut |= _in_parts(ops, IN_PARTS[mode])
+            else:
+                recompute(ops, selective=mode == "selective")
+    part.ops = [now for op in part.ops for now in cut.get(op, (op,))]
+
+
+def _in_parts(ops: Sequence[Op], count: int) -> dict[Op, list[Op]]:
+    """Compute a segment in parts of its samples, one after another, and backward in the opposite order.
+
+    What has no samples is computed once for all parts.
+    """
+    made = dict[Op, list[Op]]()
+    for op in ops:
+        if op.has("batch"):
+            assert op.device is not None, op
+            made[op] = op_trans(op, split("batch", count, PART))
+            op_assign(made[op], op.device)
+    recompute(now for op in ops for now in made.get(op, (op,)))
+    for before, after in pairwise(zip(*made.values(), strict=True)):
+        op_order(before, after)
+        op_order([op.backward for op in after], [op.recomputed for op in before])
+    return made

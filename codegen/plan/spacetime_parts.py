@@ -81,13 +81,6 @@ class Part:
                 f"{pcg.nodes[own[0]].path!r} normalizes each micro-batch by its own statistics, and parts of a batch "
                 "norm do so by those of the batch: plan again with --micro-batches 1"
             )
-        for name, mode in self.plan.recompute.items():
-            if mode != "full":
-                how = "but for its products" if mode == "selective" else f"in {mode}"
-                raise PartitaError(
-                    f"segment {name!r} is recomputed {how}, and recompute() takes whole groups: plan again with "
-                    "--recompute full or none"
-                )
 
     def mesh(self, index: int) -> Mesh:
         """The mesh on which a node is: of a branch beside others the coordinates that it has of their axis."""

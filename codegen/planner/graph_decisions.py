@@ -336,11 +336,22 @@ class _Reading:
                     yield name, "none"
                 continue
             self._check_groups(name, nodes, ops)
-            yield name, "full"
+            yield name, self._mode(ops)
         opened = self.openness.open_layers(self.pcg)
         for op in self.graph.forward:
             if op.group is not None and op.group not in seen and op.node not in opened and self._kept(op):
                 raise refusal(op, f"{op.of.name!r} is recomputed, and belongs to no layer that the planner recomputes")
+
+    def _mode(self, ops: Sequence[Op]) -> str:
+        """The mode of a layer that is recomputed: what its products give is kept of all its groups, or of none."""
+        whole = [op for op in ops if op.group not in self.graph.selective]
+        if whole and len(whole) < len(ops):
+            raise refusal(
+                whole[0],
+                f"{whole[0].of.name!r} is recomputed whole, and other parts of its layer selectively: the planner "
+                "recomputes a layer in one mode: recompute() all of it alike",
+            )
+        return "full" if whole else "selective"
 
     def _check_groups(self, layer: str, nodes: Sequence[int], ops: Sequence[Op]) -> None:
         """PartitaError unless the groups are the layer on every device, for every micro-batch."""

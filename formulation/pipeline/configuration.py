@@ -179,7 +179,7 @@ class Configuration:
     def modes(self, recompute: tuple[str, ...]) -> tuple[str, ...]:
         """The modes of recomputation allowed for its stages: a split backward would recompute twice.
 
-        Programs of space-time plans recompute whole layers.
+        Pipelines by operators recompute whole layers.
         """
         if self.schedule.by_operators:
             return tuple(mode for mode in recompute if mode in ("none", "full"))

@@ -210,8 +210,9 @@ class _Rank:
         if op.phase in _KEPT:
             box = op.mask(None).box
             region = _relative(box, self.origin.setdefault(op.node, box)), op.mask(None).sizes
+        selective = op.graph.selective
         groups = tuple(
-            None if group is None else self.groups.setdefault((kind, group), len(self.groups))
+            None if group is None else (self.groups.setdefault((kind, group), len(self.groups)), group in selective)
             for kind, group in (("again", own.group), ("swap", own.swapped))
         )
         return kind, op.phase, cuts, uneven, own.split, groups, region, self._written(op)

@@ -89,6 +89,7 @@ class Graph:
         self.retained: set[int] = set()  # placed parameters of which backward has what forward fetched
         self.scattered: set[int] = set()  # parameters whose gradients are summed for every use, not once a step
         self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
+        self.selective: set[int] = set()  # the numbers of the groups that keep the results of products
         self._prover = prover
         self._proved: dict[tuple[int, Row], str] = {}
         self._count = 0
@@ -217,6 +218,7 @@ class Graph:
         made._updates = {node: list(map(of, ops)) for node, ops in self._updates.items()}
         made._derived = {key: of(op) for key, op in self._derived.items()}
         made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
+        made.selective = {*self.selective}
         made.shared, made.retained, made.scattered = {*self.shared}, {*self.retained}, {*self.scattered}
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
         made.schedules = [replace(s, stages=tuple(tuple(map(of, ops)) for ops in s.stages)) for s in self.schedules]
@@ -243,9 +245,10 @@ class Graph:
         self._count += 1
         return self._count
 
-    def new_group(self, where: Site | None) -> int:
+    def new_group(self, where: Site | None, selective: bool = False) -> int:
         """The number, from 1, of a new group: what the call `where` recomputes or swaps together."""
         self.groups.append(where)
+        self.selective |= {len(self.groups)} if selective else set()
         return len(self.groups)
 
     def micro_batch_group(
@@ -255,7 +258,7 @@ class Graph:
         if group is None:
             return None
         if (group, micro) not in known:
-            known[group, micro] = self.new_group(plan.groups[group - 1])
+            known[group, micro] = self.new_group(plan.groups[group - 1], group in plan.selective)
         return known[group, micro]
 
     def replace(self, old: Sequence[Op], new: Sequence[Op]) -> None:

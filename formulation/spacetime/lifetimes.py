@@ -1,11 +1,10 @@
 """Lifetimes of the tensors of a program on its devices.
 
 A tensor lives from the instruction that creates it to its last reader; saved tensors (`Operator.saved`) until the
-backward has run. A recomputed operator saves nothing; its recomputation does. A swapped tensor is freed by its offload
-and allocated anew by its reload, once for all operators that save it. States on the host are allocated for their
-update. Parameter gradients live until the last update.
-Views and in-place results share the memory of their source; a parameter gradient that nothing else reads is summed
-over devices in place.
+backward has run. A recomputed operator saves nothing but a result that its group keeps; its recomputation does. A
+swapped tensor is freed by its offload and allocated anew by its reload, once for all operators that save it. States on
+the host are allocated for their update. Parameter gradients live until the last update. Views and in-place results
+share the memory of their source; a parameter gradient that nothing else reads is summed over devices in place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,6 +75,7 @@ class _Device:
         self.spans: list[Span] = []
         self.of: dict[Register, Span] = {}
         self.held: dict[Op, list[Span]] = {}  # by forward operator
+        self.kept: dict[Op, Span] = {}  # results that selective recomputation keeps, by forward operator
         self.host: dict[int, Span | None] = {}  # by id of the offloaded span: its reloaded span
         self.moved: dict[int, int] = {}
         self.updating: list[Span] = []  # gradients, alive until the last update at `updated`: they are clipped together
@@ -150,10 +150,16 @@ class _Device:
         result = PTensor(RECOMPUTED if op.phase is Phase.RECOMPUTE else VALUE, op.node)
         if not entry.passes and len(op.of.inputs) == 1:
             own = read.get(0) or Span(0, "inputs", result)
+        elif op.forward is not None and op.forward in self.kept:
+            own = self.kept[op.forward]
+            own.kind = "activations"
+            own.touched.append(index)
         else:
             own = self._new(op.mask(None).numel * self._item(op.node), "transients", index, result)
         if write is not None:
             self.of[write] = own
+        if op.is_kept and op.forward is None:
+            self.kept[op] = own
         if op.group is None or op.phase is Phase.RECOMPUTE:
             weights = [span for p, span in read.items() if nodes[op.of.inputs[p]].op == "parameter"]
             saved = self.prices.saved(op, stored=all(span.kind == "weights" for span in weights))

@@ -15,6 +15,7 @@ from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
 from ...model.graph.layout import atom_of, dual, is_split
 from ...model.graph.pcg import PCG, Node
+from ...model.graph.segments import gives_product
 from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .mask import GRADIENT, RECOMPUTED, UPDATED, VALUE, Mask, PTensor, VTensor, whole
@@ -202,6 +203,12 @@ class Op:
     def recomputed(self) -> Op | None:
         """The recomputation of a forward operator; None if it is not recomputed."""
         return self.graph.derived(self, Phase.RECOMPUTE)
+
+    @property
+    def is_kept(self) -> bool:
+        """True if its recomputation is its result, which the group keeps: of a product in which nothing is sent."""
+        own = self.forward or self
+        return own.group in self.graph.selective and gives_product(self.graph.pcg, self.node) and not own.exchanges
 
     @property
     def gone(self) -> bool:

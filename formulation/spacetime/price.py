@@ -1,6 +1,7 @@
 """Prices of space-time tasks on a machine: the planner's cost model (docs/cost-model.md) applied to their masks.
 
-    forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator
+    forward, recompute   max(F / FLOP/s, bytes / memory bandwidth) + launch, as the planner prices an operator;
+                         to recompute a product whose result is kept takes no time
     backward             the planner's backward; where it is split, half of a product's is its weight gradient
     update               the planner's, of the n elements of its part; states on the host come and go before and after
     offload, reload      bytes / host bandwidth + launch
@@ -150,7 +151,8 @@ class Prices:
         split = op.forward is not None and op.forward.split
         looking = op.device if op.node in self.rows.tables else None  # an update of what the device has looked up
         away = op.phase is Phase.UPDATE and op.swapped is not None
-        key = self._alike(op), op.phase, split, op.region and op.region.sizes, looking, away
+        kept = op.phase is Phase.RECOMPUTE and op.is_kept
+        key = self._alike(op), op.phase, split, op.region and op.region.sizes, looking, away, kept
         if key not in self._tasks:
             self._tasks[key] = self._task_ns(op)
         return self._tasks[key]
@@ -172,6 +174,8 @@ class Prices:
             case Phase.UPDATE:
                 update = self.stream_ns(op.mask(None).numel * self.precision.update_traffic(self.states))
                 return update if op.swapped is None else update + self._visit_ns(op)
+            case Phase.RECOMPUTE if op.is_kept:
+                return 0
             case Phase.FORWARD | Phase.RECOMPUTE:
                 return self._forward_ns(op)
             case Phase.BACKWARD | Phase.WEIGHT:

@@ -80,7 +80,13 @@ def op_join(ops: Iterable[Op]) -> Op:
             raise PartitaError(
                 f"{call}() was called for some parts of {first.of.name} only: call it for all, or for none"
             )
-        setattr(made, name, values.pop() if len(values) == 1 else first.graph.new_group(where))
+        if len(values) == 1:
+            setattr(made, name, values.pop())
+            continue
+        kinds = {value in first.graph.selective for value in values}
+        if len(kinds) > 1:
+            raise PartitaError(f"only some parts of {first.of.name} are recomputed selectively: do it for all, or none")
+        setattr(made, name, first.graph.new_group(where, kinds.pop()))
     first.graph.replace(parts, [made])
     return made
 
@@ -158,13 +164,14 @@ def op_order(first: Ops, second: Ops) -> None:
     a[0].graph.orders.append(Order(a, b, caller()))
 
 
-def recompute(ops: Ops) -> None:
+def recompute(ops: Ops, selective: bool = False) -> None:
     """Recompute forward operators before their backward instead of saving tensors (activation checkpointing).
 
-    The operators of one call form a group that saves only its external inputs. `op.recomputed` is the recomputation; it
-    can be ordered.
+    The operators of one call form a group that saves only its external inputs, and if it is `selective` the results of
+    matrix products, convolutions and attention in which no devices exchange data: these are not computed again.
+    `op.recomputed` is the recomputation; it can be ordered.
     """
-    for op in _group(ops, "recomputed"):
+    for op in _group(ops, "recomputed", selective=selective):
         if op.swapped is not None:
             raise PartitaError(f"{op.name} is swapped: its saved tensors are on the host, not recomputed")
         op.group = len(op.graph.groups)
@@ -250,11 +257,11 @@ def _shown(found: object) -> str:
     return type(found).__name__ if isinstance(found, (list, tuple)) else repr(found)
 
 
-def _group(ops: Ops, what: str, phases: Sequence[Phase] = (Phase.FORWARD,)) -> Sequence[Op]:
+def _group(ops: Ops, what: str, phases: Sequence[Phase] = (Phase.FORWARD,), selective: bool = False) -> Sequence[Op]:
     """Start a new group, numbered from 1 in `graph.groups`, with these operators."""
     found = listed(ops)
     if found:
-        found[0].graph.new_group(caller())
+        found[0].graph.new_group(caller(), selective)
     return _current(found, what, phases)
 
 

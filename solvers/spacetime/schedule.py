@@ -151,7 +151,8 @@ def _kept(found: Tasks, of: dict[Op, Slot], prices: Prices) -> dict[Slot, int]:
             continue
         if op.phase is Phase.FORWARD and op.group is not None:  # saves the external inputs of its group
             places = [p for p, i in enumerate(op.of.inputs) if not graph.recomputes(i, op.group)]
-            saved, own, output = tuple(p for p in places if nodes[op.of.inputs[p]].op != "parameter"), 0, False
+            saved = tuple(p for p in places if nodes[op.of.inputs[p]].op != "parameter")
+            own, output = 0, op.is_kept
         else:
             all_saved = prices.saved(op)
             saved, own, output = all_saved.operands, all_saved.own_bytes, all_saved.output

@@ -11,11 +11,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.codegen.plan.plan import PipelinePlan, Plan
+from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.verification.graph_module import _truth
 from partita.codegen.verification.verify import TOLERANCE, Trial, run
@@ -49,22 +48,13 @@ def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
         small = with_batch(graph, graph.batch // micros)
         choices = drawn(small, sizes, rng, {}, optimizer)
         place = Placement(sizes, tuple((size,) for size in sizes))
-        return recomputed_whole(Plan(small, machine_of(sizes), place, micros, choices, "float64", optimizer))
+        return Plan(small, machine_of(sizes), place, micros, choices, "float64", optimizer)
     schedule = rng.choice(SCHEDULES)
     more: dict[str, Any] = {"chunks": 2} if schedule == "interleaved" else {}
-    plan = at_random(
+    return at_random(
         graph, 2, (2,), max(micros, 2), rng, schedule=schedule, optimizer=optimizer,
         recompute=schedule != "zero-bubble" and rng.random() < 0.3, **more,
     )  # fmt: skip
-    return recomputed_whole(plan)
-
-
-def recomputed_whole(plan: Plan) -> Plan:
-    """The plan with segments recomputed whole."""
-    if isinstance(plan, PipelinePlan):
-        stages = tuple(map(recomputed_whole, plan.stages))
-        return PipelinePlan(plan.graph, plan.machine, plan.row, plan.bounds, stages, plan.schedule, plan.chunks)
-    return replace(plan, recompute=dict.fromkeys(plan.recompute, "full"))
 
 
 # Changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import groupby
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from partita.formulation.placement.placement import Placement
 from partita.formulation.search_space import EVERYTHING, SearchSpace
 from partita.formulation.spacetime.graph import Graph
 from partita.formulation.spacetime.mask import STATES, VALUE
-from partita.formulation.spacetime.materialized import Accumulate, Collective, Pad, Send, Slice, Zeros
+from partita.formulation.spacetime.materialized import Accumulate, Collective, Join, Pad, Run, Send, Slice, Zeros
 from partita.formulation.spacetime.op import Phase
 from partita.formulation.spacetime.tasks import tasks
 from partita.formulation.strategies.tensor_classes import classes
@@ -58,6 +59,7 @@ PIPELINES: list[tuple[str, dict[str, Any]]] = [
     ("mlp", {"schedule": "zero-bubble"}),
     ("mixtral-8x7b", {"schedule": "eager-1f1b"}),
     ("llama-7b", {"schedule": "gpipe", "recompute": "full"}),
+    ("gpt2", {"schedule": "eager-1f1b", "recompute": "selective"}),
 ]
 
 
@@ -321,8 +323,33 @@ def test_a_step_costs_what_it_does_in_the_plan(name: str, parallelism: Paralleli
     assert parallelism.zero is None or stage_price(plan).hidden_ns > 0
 
 
-def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back() -> None:
-    at_its_price(captured("llama-7b", 16), Parallelism(dp=4, zero=3), 2, "full")
+@pytest.mark.parametrize("mode", some(["full", "selective"]))
+def test_weights_that_are_recomputed_with_are_gathered_once_on_the_way_back(mode: str) -> None:
+    at_its_price(captured("llama-7b", 16), Parallelism(dp=4, zero=3), 2, mode)
+
+
+def test_products_that_exchange_data_are_computed_again(tmp_path: Path) -> None:
+    """Attention of the ranks that share its tokens, in a selective layer; other products are kept."""
+    options: dict[str, Any] = {"mesh": (2,), "stages": 1, "micro_batches": 1, "fix": {"layers.*.attention": "ring"}}
+    graph = planned("llama-7b", (2,), recompute="selective", **options).space_time_graph()
+    again = {op.of.op for op in graph.forward if op.recomputed and not op.is_kept}
+    assert {op.of.op for op in graph.forward if op.is_kept} == {"linear"} and "attention" in again
+    trained(checked(graph, 2), tmp_path)
+
+
+def test_a_layer_in_parts_is_computed_one_part_after_another(tmp_path: Path) -> None:
+    """Its parts run to the end one by one, forward and again; what the next layer reads in parts is not joined."""
+    plan = planned_for_gpus(captured("llama-7b", 16), Parallelism(dp=4, zero=0), 1, "full")
+    plan = replace(plan, recompute=dict.fromkeys(plan.recompute, "2 parts"))
+    made = checked(plan.space_time_graph(), 4)
+    trained(made, tmp_path)
+    runs = [i.op for i in made.program.devices[0] if isinstance(i, Run) and i.op.of.path.startswith("layers.0")]
+    for phase, numbers in ((Phase.FORWARD, [0, 1]), (Phase.RECOMPUTE, [1, 0]), (Phase.BACKWARD, [1, 0])):
+        own = [op.coordinate("samples") for op in runs if op.phase is phase]
+        assert [number for number, _ in groupby(own)] == numbers
+    assert len([i for i in made.program.devices[0] if isinstance(i, Join)]) == 2  # of the last layer, and of gradients
+    pipeline = piped(captured("llama-7b", 8), (1, 2), (1, 2), 2, recompute="2 parts")
+    trained(checked(pipeline.space_time_graph(), 2), tmp_path)
 
 
 def test_sharded_gradients_cost_what_they_do_in_the_plan() -> None:
@@ -416,9 +443,6 @@ def test_unequal_parts_are_converted(tmp_path: Path) -> None:
 def test_pipelines_that_are_refused() -> None:
     graph = captured("gpt2", 8)
     assert "compute" in refusal(piped(graph, (2, 2), (2, 1), 4, schedule="2bw"))
-    assert refusal(piped(graph, (2, 2), (2, 1), 4, recompute="selective")).endswith(
-        "recompute() takes whole groups: plan again with --recompute full or none"
-    )
 
 
 # Changes

@@ -39,7 +39,7 @@ from ..formulation.audit import check
 from ..levels import some
 from .cases.rewritten import PAIRS
 from .conftest import drawn, machine_of
-from .conversions import checked, recomputed_whole, trained
+from .conversions import checked, trained
 from .pipelines import captured
 from .test_buffers import Counting
 from .test_buffers import X as COUNTED
@@ -132,7 +132,7 @@ def test_weights_that_a_rewriting_joined(seed: int, tmp_path: Path) -> None:
     before, after, sizes = PAIRS[name](False), PAIRS[name](True), ((2,), (3,), (2, 2))[seed % 3]
     place = Placement(sizes, tuple((size,) for size in sizes))
     choices = drawn(after, sizes, random.Random(seed), {})
-    plan = recomputed_whole(Plan(after, machine_of(sizes), place, 1, choices, "float64", "adamw"))
+    plan = Plan(after, machine_of(sizes), place, 1, choices, "float64", "adamw")
     made = space_time(plan.space_time_graph(), Machine.adhoc(sizes), optimizer="adamw")
     judge(made, before, tmp_path / "program.py")
 

@@ -86,6 +86,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("GPipe, recomputed", {"mesh": (1,), "stages": 4, "micro_batches": 4, "schedule": "gpipe", "recompute": "full"}),
     ("interleaved", {"mesh": (2,), "stages": 2, "chunks": 2, "micro_batches": 4, "schedule": "interleaved"}),
     ("zero-bubble", {"mesh": (2,), "stages": 2, "micro_batches": 4, "schedule": "zero-bubble", "recompute": "none"}),
+    ("selective", {"mesh": (4,), "stages": 1, "micro_batches": 1, "recompute": "selective"}),
 ]
 
 

@@ -457,6 +457,19 @@ def test_a_recomputed_operator_is_joined() -> None:
     assert joined.group == len(graph.groups) and [op for op in graph.forward if op.group == joined.group] == [joined]
 
 
+def test_a_selective_group_stays_so() -> None:
+    graph = Graph(mlp())
+    halves = op_trans(named(graph)["up"], split("batch", 2))
+    recompute(halves, selective=True)
+    assert all(op.is_kept for op in halves) and op_join(halves).is_kept
+    quarters = op_trans(named(graph)["up"], split("batch", 4))
+    assert all(op.is_kept for op in quarters)
+    for number, quarter in enumerate(quarters):
+        recompute(quarter, selective=number > 0)
+    with pytest.raises(PartitaError, match="only some parts of up are recomputed selectively"):
+        op_join(quarters)
+
+
 def test_parts_that_are_recomputed_in_part_are_not_joined() -> None:
     graph = Graph(mlp())
     halves = op_trans(named(graph)["up"], split("batch", 2))

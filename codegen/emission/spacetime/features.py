@@ -69,6 +69,11 @@ class SpaceTimeEmission:
         return hosted(self.program) if keeps else ()
 
     @cached_property
+    def selective(self) -> bool:
+        """True if some recomputed operators keep what they give."""
+        return any(op.is_kept for op in self.forward)
+
+    @cached_property
     def splits_backward(self) -> bool:
         return any(op.split for op in self.forward)
 
@@ -122,6 +127,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "cuts": e.cuts,
         "split": e.splits_backward,
         "swapped": e.swaps,
+        "selective": e.selective,
         "fetches": e.functions.fetches,
         "narrow": e.precision.narrow,
         "buffers": bool(e.pcg.of("buffer")),
@@ -236,6 +242,8 @@ def _main(e: SpaceTimeEmission) -> Context:
     return {"samples": samples, **built, **training.rate(e.pcg, e.pcg.batch)}
 
 
+_KEEPING = ("from contextlib import nullcontext", "from torch.utils._python_dispatch import TorchDispatchMode")
+
 FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
     Feature(
         "spacetime/mesh.jinja",
@@ -249,6 +257,7 @@ FEATURES: tuple[Feature[SpaceTimeEmission], ...] = (
         imports=lambda e: [
             "from torch.autograd.graph import get_gradient_edge",
             *(["import tempfile"] if e.swaps else []),
+            *(_KEEPING if e.selective else []),
         ],
     ),
     Feature(

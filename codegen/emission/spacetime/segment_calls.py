@@ -15,7 +15,7 @@ from .data_flow import TEMPLATE, Flow, numbered
 from .function_table import Functions
 from .register_names import Registers, lane_text
 from .segment_functions import Code, Segments, Weight, merge
-from .segments import DeviceSegment, SegmentPhase
+from .segments import DeviceSegment, SegmentPhase, keeps
 
 
 class Blocks(Registers):
@@ -85,7 +85,8 @@ class Blocks(Registers):
 
     def _forward(self, code: Code, phase: Phase) -> None:
         flow, first, inside = self.flow, code.segment.ops[0], {*code.segment.ops}
-        recorded = code.has_gradients and (phase is Phase.RECOMPUTE or flow.of(first, Phase.RECOMPUTE) is None)
+        keep, again = phase is Phase.FORWARD and keeps(first), flow.of(first, Phase.RECOMPUTE) is not None
+        recorded = code.has_gradients and (phase is Phase.RECOMPUTE or not again or keep)
         weights = self._weights(code, phase)
         texts = [
             f"[{', '.join(self.use(flow.operands(op, phase)[operand]) for op, operand in leaves)}]"
@@ -97,7 +98,13 @@ class Blocks(Registers):
             f"{name}=({mark(TEMPLATE if cut.of else 'm', *flow.numbers(op, cut))}, {cut.total}{self._group(op, cut)})"
             for name, op, cut in code.parts
         ]
-        options = [*texts, *parts, *(["swap=True"] if first.swapped and recorded else []), *weights]
+        options = [
+            *texts,
+            *parts,
+            *(["keep=True"] if keep else []),
+            *(["swap=True"] if first.swapped and recorded else []),
+            *weights,
+        ]
         if recorded:
             options += self._copied(code, phase)
         call = f"run.{'forward' if recorded else 'compute'}({', '.join([self._call(code), *options])})"

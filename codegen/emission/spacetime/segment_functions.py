@@ -365,7 +365,7 @@ def _in_compute_dtype(texts: Sequence[str]) -> str:
 _TAKEN = (  # attributes of `at`, and what its makers are called with
     "at", "dtype", "precision", "device", "step", "inputs", "counts", "run", "weighted", "lane", "site", "self",
     "once", "function", "where", "values", "constants", "swap", "weights", "copied", "given", "tape", "leaves",
-    "fetched",
+    "fetched", "keep",
 )
 # fmt: on
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
 from ....formulation.spacetime.op import Op, Phase
+from ....model.graph.segments import is_product
 from .data_flow import COMPUTING, Flow, labels, layer
 
 Lane = tuple[tuple[str, int], ...]
@@ -67,7 +68,8 @@ def arrange(flow: Flow) -> Arranged:
     for op in lane:
         own_layer = layer(op) if op in by_layer else None
         alone = op if op.exchanges else None  # like a transfer, it has a place among those of the device
-        keys[op] = lane[op], op.split, op.swapped, op.group, own_layer, _unrecorded(flow, op), alone
+        group = op.group, keeps(op)
+        keys[op] = lane[op], op.split, op.swapped, group, own_layer, _unrecorded(flow, op), alone
     piece = _numbered(keys)
     while True:
         steps = _Arrangement(flow, piece, lane).arrange(deque(range(len(flow.instructions))))
@@ -76,6 +78,11 @@ def arrange(flow: Flow) -> Arranged:
             break
         piece = finer
     return _labelled(flow, piece, lane, steps)
+
+
+def keeps(op: Op) -> bool:
+    """True in selective groups, but for products that are computed again: in functions that keep what products give."""
+    return op.group in op.graph.selective and (op.is_kept or not is_product(op.graph.pcg, op.node))
 
 
 def _numbered(keys: Mapping[Op, Hashable]) -> dict[Op, int]:
