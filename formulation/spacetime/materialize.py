@@ -179,7 +179,17 @@ class _Wanted:
         return demand
 
     def passed(self) -> set[Demand]:
-        """Values of which other devices compute all addends, and which are only added to something here."""
+        """Values of which other devices compute all addends, and which are only added to something here.
+
+        Once all demands are met: nobody takes their gradients of what adds them.
+        """
+        given = {
+            (op.forward, register.tensor.node)
+            for op in self.written.writes
+            if op.phase is Phase.BACKWARD
+            for register in self.written.outputs(op)
+            if register is not None
+        }
         here = {(written.tensor, device(op)) for op, own in self.written.writes.items() for written in own}
         found = {q for q in self.of.values() if not q.terms and (q.read.tensor, q.device) not in here}
         size = None
@@ -187,7 +197,8 @@ class _Wanted:
             size = len(found)
             kept = {(op.forward or op, read.tensor.node) for (op, read), q in self.of.items() if q not in found}
             for (op, read), demand in self.of.items():
-                if demand in found and not _passes(op, kept, (op.forward or op, read.tensor.node)):
+                zero = op.forward or op, read.tensor.node
+                if demand in found and (zero in given or not _passes(op, kept, zero)):
                     found.discard(demand)
         return found
 
