@@ -25,7 +25,7 @@ from ...formulation.spacetime.primitives import (
     swap,
 )
 from ...formulation.spacetime.stages import in_order
-from ...formulation.spacetime.transformation import Chosen, Transformation, replicate, split
+from ...formulation.spacetime.transformation import Chosen, Transformation, micro_batches, replicate, split
 from ...formulation.strategies.row import Row
 from ...model.errors import PartitaError
 from ...model.graph.constants import built_once
@@ -112,20 +112,23 @@ def _of_direction(slot: Slot, stages: int) -> Slot:
     return slot._replace(stage=slot.stage + way * stages, micro=micro)
 
 
-def _transform(made: Graph, micro_batches: int, parts: Sequence[Part]) -> None:
-    """Cut and assign all operators.
+def _transform(made: Graph, count: int, parts: Sequence[Part]) -> None:
+    """Cut and assign all operators, of so many micro-batches.
 
     What depends on no input is computed once for all micro-batches, and as in programs of plans whole on every rank;
-    so is what several stages compute for themselves, since replicas are cut alike.
+    so is what several stages compute for themselves, since replicas are cut alike. Segments in parts are ordered, which
+    is said of each micro-batch.
     """
     constants = built_once(made.pcg)
+    ordered = any(mode in IN_PARTS for part in parts for mode in part.plan.recompute.values())
+    all_samples = split("batch", count, MICRO) if ordered else micro_batches(count, MICRO)
     for op in made.forward:
         once = op.node in constants
         computing = [part for part in parts if op.node in part.own]
         everywhere = once or len(computing) > 1
         copies = [op] if len(computing) == 1 else op_trans(op, replicate(len(computing), label=STAGE))
         for part, copy in zip(computing, copies, strict=True):
-            micros = [copy] if once or micro_batches == 1 else op_trans(copy, split("batch", micro_batches, MICRO))
+            micros = [copy] if once or count == 1 else op_trans(copy, all_samples)
             cut = [made_part for micro in micros for made_part in part.assign(micro, op.node, everywhere)]
             part.ops += [] if once else cut
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...model.errors import PartitaError
 from ...model.graph.batch import with_batch
+from ...model.graph.constants import built_once
 from ...model.graph.sparse_tables import sparse_tables
 from ..pipeline.orders import Orders
 from .graph import Graph, Order
@@ -63,13 +64,18 @@ class Template:
 
 
 def loop_of(graph: Graph) -> Loop | None:
-    """The loop of a graph's operators; None without any. PartitaError: some operators have no loop, or another one."""
+    """The loop of a graph's operators; None without any. Constants are computed once, outside of it.
+
+    PartitaError: other operators have no loop, or another one.
+    """
     forward = graph.forward
     first = next((op for op in forward if op.loop is not None), None)
     if first is None or first.loop is None:
         return None
     found = Loop(first.loop.label, first.loop.parts)
-    other = next((op for op in forward if op.loop is None or Loop(op.loop.label, op.loop.parts) != found), None)
+    once = built_once(graph.pcg)
+    looped = (op for op in forward if op.loop is not None or op.node not in once)
+    other = next((op for op in looped if op.loop is None or Loop(op.loop.label, op.loop.parts) != found), None)
     if other is not None:
         has = "has no micro-batches" if other.loop is None else f"has {other.loop.parts} of {other.loop.label!r}"
         words = f"{other.name} {has}, {first.name} has {found.count} of {found.label!r}: a plan has one loop for all"

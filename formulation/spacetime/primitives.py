@@ -48,6 +48,7 @@ def op_trans(op: Op, transformation: Transformation) -> list[Op]:
 def op_join(ops: Iterable[Op]) -> Op:
     """Undo transformations: the operator that these parts are all parts of, in their place and unassigned.
 
+    An operator that stands for all of its micro-batches is all parts by itself.
     It can be transformed in another way; what its parts are ordered after and before, it is too. It is recomputed,
     swapped or split into two backwards as all parts are: with others if these are in one group, else by itself. Raises
     PartitaError for parts of several operators, if some are missing, and if only some are recomputed, swapped or split.
@@ -70,7 +71,9 @@ def op_join(ops: Iterable[Op]) -> Op:
     missing = [op for op in every if op not in parts]
     if missing:
         raise PartitaError(f"{first.name} is joined with all parts of the same operator: {missing[0].name} is missing")
-    if len(parts) == 1 and first.cuts:
+    if len(parts) == 1 and first.cuts and first.cuts[-1].loop:  # it stands for all parts
+        shared = shared[:-1]
+    elif len(parts) == 1 and first.cuts:
         raise PartitaError(f"{first.name} is one part: give op_join all parts that it is to be joined with")
     made, where = Op(first.graph, first.node, first.phase, tuple(shared)), caller()
     made.made = where

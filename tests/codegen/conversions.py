@@ -21,6 +21,7 @@ from partita.codegen.verification.verify import TOLERANCE, Trial, run
 from partita.formulation.pipeline.orders import gpipe, one_f_one_b
 from partita.formulation.placement.placement import Placement
 from partita.formulation.spacetime.graph import Graph
+from partita.formulation.spacetime.loop import expanded, loop_of
 from partita.formulation.spacetime.op import Op
 from partita.formulation.spacetime.primitives import op_assign, op_join, op_order, op_trans, recompute, swap
 from partita.formulation.spacetime.stages import in_order
@@ -61,7 +62,7 @@ def random_plan(rng: random.Random, models: Sequence[str] = MODELS) -> Plan:
 
 
 def another_strategy(graph: Graph, rng: random.Random) -> None:
-    """One operator of one micro-batch is cut by another row, on the same devices."""
+    """One operator, of all or one of the micro-batches, is cut by another row, on the same devices."""
     op = rng.choice(graph.forward)
     alike = [other for other in graph.parts(op.node) if other.cuts[:1] == op.cuts[:1]]
     devices = sorted({other.device for other in alike if other.device is not None})
@@ -100,11 +101,12 @@ def moved(graph: Graph, rng: random.Random) -> None:
 def other_order(graph: Graph, rng: random.Random) -> None:
     """Micro-batches of each device by another schedule; a random order of some operators if there are none."""
     graph.clear_orders()
-    micros = 1 + max(op.coordinate("micro") for op in graph.forward)
+    loop = loop_of(graph)
+    micros = loop.count if loop else 1 + max(op.coordinate("micro") for op in graph.forward)
     order = rng.choice((gpipe, one_f_one_b))(1, micros)
     for device in {op.device for op in graph.forward}:
         own = [op for op in graph.forward if op.device == device and any(c.label == "micro" for c in op.cuts)]
-        if own and {op.coordinate("micro") for op in own} == {*range(micros)}:
+        if own and (loop or {op.coordinate("micro") for op in own} == {*range(micros)}):
             in_order(order, [own])
 
 
@@ -160,6 +162,12 @@ def converted(plan: Plan) -> Graph | str:
         return str(error)
 
 
+def one_by_one(graph: Graph, seed: int) -> Graph:
+    """The graph, of every other seed with an operator for every micro-batch."""
+    loop = loop_of(graph)
+    return graph if loop is None or seed % 2 else expanded(graph, loop)
+
+
 def changed(graph: Graph, seed: int) -> str:
     """Make one to three random changes; the refusal of one that cannot be made, or empty."""
     rng = random.Random(seed)
@@ -184,6 +192,7 @@ def _main(first: int, last: int, models: Sequence[str]) -> None:
             try:
                 trained(checked(graph, plan.ranks, plan.optimizer), Path(folder))
                 counts["converted"] += 1
+                graph = one_by_one(graph, seed)
                 refusal = changed(graph, seed)
                 if not refusal:
                     trained(checked(graph, plan.ranks, plan.optimizer), Path(folder))
