@@ -28,7 +28,10 @@ from .pipeline_space import divisions, looked_at
 CROWDED = 0.1
 """Share of a device's memory from which on tables crowd the stage that has them."""
 MOST_WRITTEN = 1 << 15
-"""Most operators on the ranks of a stage whose program is written to see that it can be: larger ones take minutes."""
+"""Most operators, of all micro-batches on the ranks of a stage, of a program that is written to see that it can be.
+
+Larger ones take minutes where micro-batches differ in more than their number.
+"""
 
 
 def further_spaces(graph: PCG, machine: Machine, training: Training, space: SearchSpace) -> list[SearchSpace]:
@@ -119,7 +122,8 @@ def limited(space: SearchSpace) -> SearchSpace:
 
 def try_to_write(plan: Plan) -> None:
     """PartitaError: a plan has no program. Of large ones by operators the choices alone are checked."""
-    if plan.schedule.by_operators and len(plan.graph.nodes) * plan.parts[0].ranks > MOST_WRITTEN:
+    operators = len(plan.graph.nodes) * plan.parts[0].ranks * plan.micro_batches
+    if plan.schedule.by_operators and operators > MOST_WRITTEN:
         for part in parts_of(plan):
             part.check()
     else:
