@@ -432,7 +432,10 @@ class _Pace:
             self.family[at] = row
 
     def _orders(self, template: Template) -> list[list[tuple[Key, int]]]:
-        """By device: its slots of all micro-batches."""
+        """By device: its slots of all micro-batches.
+
+        What stages of all devices run stands in the order of each, between slots of its own that the others lack.
+        """
         orders: list[list[tuple[Key, int]]] = [[] for _ in range(1 + max(self.own))]
         if not template.orders:
             for number in self.devices.get(_ALL, ()):
@@ -444,9 +447,11 @@ class _Pace:
                 for number in self.devices.get(key, ()):
                     here[number].append((key, slot.micro))
             for number, found in here.items():
-                if orders[number] not in ([], found):
+                less, more = sorted((orders[number], found), key=len)
+                left = iter(more)
+                if not all(slot in left for slot in less):
                     raise Irregular(f"device {number} has several orders")
-                orders[number] = found
+                orders[number] = more
         return orders
 
     def _check(self, keys: Sequence[Key]) -> None:

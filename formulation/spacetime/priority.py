@@ -2,12 +2,14 @@
 
 Parts of an operator on the same device are split in time: accumulated micro-batches run forward 0, backward 0,
 forward 1, backward 1. Within a micro-batch, forwards run in topological order, then backwards in reverse: also where
-other devices are in their backwards already, which may wait for those of all.
+other devices are in their backwards already, which may wait for those of all. Constants, which are computed once, come
+before all micro-batches.
 """
 
 from collections import defaultdict
 from typing import TypeAlias
 
+from ...model.graph.constants import built_once
 from .names import BATCH
 from .op import Op, Phase
 from .tasks import Tasks
@@ -24,12 +26,14 @@ _AFTER = {Phase.BACKWARD: 1, Phase.WEIGHT: 2}  # recomputation and reload of a n
 def priorities(tasks: Tasks) -> list[int]:
     """A rank per task; of the ready tasks the lowest runs first."""
     times, last = _times(tasks), len(tasks.graph.pcg.nodes)
+    constants = built_once(tasks.graph.pcg)
 
     def key(at: int) -> tuple[int, tuple[int, ...], int, int, int, int]:
         op = tasks.ops[at]
         turn = _TURN.get(op.phase, 2)
         node = last - op.node if turn == 2 else op.node
-        return _ENDS.get(op.phase, 1), times[at], turn, node, _AFTER.get(op.phase, 0), at
+        end = 0 if op.is_forward and op.node in constants else _ENDS.get(op.phase, 1)
+        return end, times[at], turn, node, _AFTER.get(op.phase, 0), at
 
     found = [0] * len(tasks.ops)
     for rank, at in enumerate(sorted(range(len(tasks.ops)), key=key)):
