@@ -13,6 +13,7 @@ from ...formulation.spacetime.looped import Looped, looped, once
 from ...formulation.spacetime.materialize import materialize
 from ...formulation.spacetime.materialized import Materialized
 from ...formulation.spacetime.order import Completed
+from ...formulation.spacetime.slot_order import in_one_order
 from ...formulation.spacetime.tasks import tasks
 from ...model.garbage_collection import without_collection
 from ...model.machine.machine import Machine
@@ -51,23 +52,27 @@ class Programs:
         loop = loop_of(graph)
         try:
             small = template(graph, loop) if loop else None
-            return self.expanded(graph) if small is None else looped(*self._materialized(small.graph), small)
+            if small is None:
+                return self.expanded(graph)
+            completed = in_one_order(self._validated(small.graph), small)
+            return looped(completed, self._materialized(completed), small)
         except Irregular as error:  # what they are alike in does not suffice: each has its own operators
             return replace(self.expanded(graph), irregular=str(error))
 
     def expanded(self, graph: Graph) -> Looped:
         """The program with operators for every micro-batch."""
         loop = loop_of(graph)
-        return once(self._materialized(expanded(graph, loop) if loop else graph)[1])
+        return once(self._materialized(self._validated(expanded(graph, loop) if loop else graph)))
 
     @without_collection()
     def later(self, graph: Graph) -> Callable[[], Looped]:
         """Makes `expanded` of the graph as it is now."""
         return partial(self.expanded, graph.copy())
 
-    def _materialized(self, graph: Graph) -> tuple[Completed, Materialized]:
+    def _validated(self, graph: Graph) -> Completed:
         from ...solvers.spacetime.validate import validate
 
-        completed = validate(tasks(graph), self.ranks)
-        made = materialize(completed, self.machine, communication=self.communication, dtype=self.dtype)
-        return completed, made
+        return validate(tasks(graph), self.ranks)
+
+    def _materialized(self, completed: Completed) -> Materialized:
+        return materialize(completed, self.machine, communication=self.communication, dtype=self.dtype)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -26,19 +26,16 @@ from numpy.typing import NDArray
 
 from ...model.graph.batch import with_batch
 from ...model.graph.pcg import PCG
-from ..strategies.row import Row
 from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
 from .loop import Irregular, Loop, Template, micro_of
 from .materialize import MESSAGE, UNIT, arrival, ended_after
 from .materialized import Accumulate, Instruction, Materialized, Register, Run, reads, writes
-from .op import Op, Phase
+from .op import Phase
 from .order import Completed, ordered
 from .repetition import Numbers, Order, Period, Repeat, Shorter, period, shorter
+from .slot_order import ALL_OF_IT, Key, Likeness, likeness_of, slots_of
 from .supplies import device
-
-_LATE = (Phase.RECOMPUTE, Phase.RELOAD)
-
 
 CHUNK = 4096
 """Events of the template of which those of all micro-batches are made at once: more would need more memory."""
@@ -354,13 +351,6 @@ class _Members:
                         yield from self._tasks(written)
 
 
-Key: TypeAlias = tuple[str, int]
-"""A slot of any micro-batch: its kind and its stage."""
-
-_KINDS = {Phase.FORWARD: "F", Phase.RECOMPUTE: "R", Phase.BACKWARD: "B", Phase.WEIGHT: "W"}
-_ALL: Key = ("", 0)  # without a schedule: everything of a micro-batch
-
-
 class _Pace:
     """When every task of every micro-batch ends, if what computes takes a unit of time (`materialize.synchronized`).
 
@@ -378,7 +368,7 @@ class _Pace:
         self.slots: dict[tuple[Key, int], list[int]] = {}  # by slot and micro-batch of the template: its tasks
         self.devices: dict[Key, tuple[int, ...]] = {}
         self.family: list[int] = [-1] * len(self.tasks)
-        keys = _keys(self.tasks, template)
+        keys = slots_of(self.tasks, template)
         self._divide(keys)
         self.orders = self._orders(template)
         self._check(keys)
@@ -419,7 +409,7 @@ class _Pace:
             for number in range(len(self.loop.shown)):
                 self.slots[key, number] = shown[key, number]
                 ranked = sorted(shown[key, number], key=lambda at: device(self.tasks[at]))
-                alike.append([_likeness(self.tasks[at]) for at in ranked])
+                alike.append([likeness_of(self.tasks[at]) for at in ranked])
                 for row, at in enumerate(ranked, rows):
                     self.family[at] = row
             if any(other != alike[0] for other in alike):
@@ -438,8 +428,8 @@ class _Pace:
         """
         orders: list[list[tuple[Key, int]]] = [[] for _ in range(1 + max(self.own))]
         if not template.orders:
-            for number in self.devices.get(_ALL, ()):
-                orders[number] = [(_ALL, micro) for micro in range(self.loop.count)]
+            for number in self.devices.get(ALL_OF_IT, ()):
+                orders[number] = [(ALL_OF_IT, micro) for micro in range(self.loop.count)]
         for order in template.orders:
             here: dict[int, list[tuple[Key, int]]] = defaultdict(list)
             for slot in order:
@@ -560,7 +550,7 @@ class _Pace:
     def period(self, within: Shorter) -> Period | None:
         """When the devices have done the same as before, for later micro-batches."""
         keys = [list(dict.fromkeys((slot.kind, slot.stage) for slot in own)) for own in within.template.orders]
-        keys = keys or [[_ALL]]
+        keys = keys or [[ALL_OF_IT]]
         slots = dict.fromkeys(key for own in keys for key in own)
         own = {number for key in slots for number in self.devices.get(key, ())}
         if slots.keys() != self.devices.keys() or any(device(self.tasks[at]) not in own for at in self.once[1]):
@@ -586,37 +576,6 @@ class _Outer(NamedTuple):
     rows: NDArray[np.int64]
     own: NDArray[np.bool_]
     under_way: NDArray[np.int64]
-
-
-def _keys(tasks: Sequence[Op], template: Template) -> list[Key]:
-    """The slot of every task; what the schedule does not name runs with what follows or precedes it on its device."""
-    named = {(slot.kind, slot.stage) for own in template.orders for slot in own}
-    found: list[Key | None] = []
-    for op in tasks:
-        key = (_KINDS.get(op.phase, ""), template.stage.get(op.forward or op, -1))
-        found.append(key if key in named else None if named else _ALL)
-    for order, late in ((range(len(tasks)), False), (range(len(tasks))[::-1], True)):
-        near: dict[tuple[int, int | None], Key] = {}
-        for at in order:
-            op, own = tasks[at], found[at]
-            where = device(op), micro_of(op)
-            if own is not None:
-                near[where] = own
-            elif (op.phase in _LATE) == late:
-                found[at] = near.get(where)
-    for op, slot in zip(tasks, found, strict=True):
-        if slot is None and micro_of(op) is not None:
-            raise Irregular(f"{op.name} is in no slot")
-    return [slot or _ALL for slot in found]
-
-
-Likeness: TypeAlias = tuple[int, int, str, tuple[tuple[Row, int, int], ...]]
-
-
-def _likeness(op: Op) -> Likeness:
-    """Equal for tasks of two micro-batches that differ in these alone."""
-    cuts = tuple((cut.row, cut.parts, cut.number if not cut.of else 0) for cut in op.cuts)
-    return device(op), op.node, op.phase.value, cuts
 
 
 def _positions(pace: _Pace) -> NDArray[np.int64]:
