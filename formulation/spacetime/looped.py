@@ -315,7 +315,9 @@ class _Members:
             self.event.append(micro)
             for instruction in own:
                 for register in writes(instruction):
-                    self.register[register] = None if isinstance(instruction, Accumulate) else micro
+                    further = isinstance(instruction, Accumulate) and not instruction.first
+                    alike = not further or self.register[register] == micro  # a sum is of the one that it is within
+                    self.register[register] = micro if alike else None
 
     def _event(self, own: Sequence[Instruction]) -> int | None:
         first = own[0]

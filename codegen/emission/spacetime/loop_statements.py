@@ -158,8 +158,9 @@ class _Device:
         return self.queue.popleft()
 
     def _single(self, place: int, micro: int) -> None:
-        if place in self.text:
-            self._add(self.text[place], micro, self._shown(place, micro))
+        number = self.blocks[place].number if place in self.blocks else self.text.get(place)
+        if number is not None:
+            self._add(number, micro, self._shown(place, micro))
 
     def _shown(self, place: int, micro: int) -> tuple[int | None, int]:
         """The micro-batch of the template that stands for that of an instruction, and how many were left out before."""
@@ -179,7 +180,7 @@ class _Device:
                     raise Irregular("a block needs what needs the block")
                 left -= 1
                 after.add(item)
-            elif place in self.blocks or self._needs_any(place, own, after) or (moving and flow.transfers(place)):
+            elif self._several(place) or self._needs_any(place, own, after) or (moving and flow.transfers(place)):
                 deferred[item] = None
                 after.add(item)
                 moving |= flow.transfers(place)
@@ -188,6 +189,10 @@ class _Device:
         self._add(block.number, micro, self._shown(first, micro))
         self.queue.extendleft(reversed(deferred))
         self.put_off += len(deferred)
+
+    def _several(self, place: int) -> bool:
+        """True for an instruction of a block that has others."""
+        return place in self.blocks and len(self.blocks[place].places) > 1
 
     def _needs_any(self, place: int, micro: int, items: Container[Item]) -> bool:
         """True if the instruction of a micro-batch needs one of some items."""
