@@ -176,9 +176,13 @@ class Looped:
 
     @cached_property
     def graph(self) -> Graph:
-        """The same, not planned where there is a loop."""
+        """The same, not planned where there is a loop, but for the weights that backward has from forward."""
         own = self.program.tasks.graph
-        return own if self.loop is None else own.of_batch(self.pcg)
+        if self.loop is None:
+            return own
+        made = own.of_batch(self.pcg)
+        made.retained = {*own.retained}
+        return made
 
     @property
     def tasks(self) -> int:
