@@ -18,7 +18,7 @@ from partita import micro_batches, op_assign, op_join, op_trans, replicate, spli
 from partita.bench import conversions
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
-from partita.codegen.plan.spacetime_plan import SpaceTimePlan
+from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.planner.context import Context
 from partita.codegen.planner.plan_graph import plan_graph
 from partita.codegen.pricing.plan_price import plan_price
@@ -566,3 +566,14 @@ def test_branches_on_other_devices_do_not_keep_traffic_from_hiding() -> None:
             name: there[name] for name in there if name in own
         }
     assert made.prediction.step_ns < plan_price(plan).objective_ns
+
+
+@pytest.mark.parametrize("way", ["ZeRO-3", "interlaced"])
+def test_constants_tied_weights_and_shared_stages_leave_a_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversions, "BATCH", 32)
+    found = next(known for known in conversions.WAYS if known.name == way)
+    plan = conversions.planned(conversions.Case("gpt2", replace(found, space=found.space | {"micro_batches": 8})))
+    graph = plan.space_time_graph()
+    made = space_time(graph, plan.machine, dtype=plan.dtype, optimizer=plan.optimizer, module=plan.module)
+    assert made.looped.loop is not None
+    assert made.looped.loop.count == 8
