@@ -364,12 +364,13 @@ def _check_crossing(number: int, part: Plan, op: str) -> None:
             raise PartitaError(f"stage {number}: {op} of {node['peer']!r} as {words}, for a stage on another mesh")
 
 
-def tied(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The weights shared by several stages, by name, with those stages."""
+def tied(plan: Plan, *, trained: bool = False) -> dict[str, tuple[int, ...]]:
+    """The weights shared by several stages, by name, with those stages; all, or those that are trained."""
     found: dict[str, tuple[int, ...]] = {}
     for number, part in enumerate(plan.stages):
         for index in part.graph.of("parameter"):
-            for name in part.graph.nodes[index].originals:
+            node = part.graph.nodes[index]
+            for name in node.originals if node.gradient or not trained else ():
                 found[name] = (*found.get(name, ()), number)
     return {name: stages for name, stages in found.items() if len(stages) > 1}
 

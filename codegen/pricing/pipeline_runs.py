@@ -13,6 +13,7 @@ from ...formulation.pipeline.stage_transfers import in_one_message
 from ...model.graph.folded import pass_of
 from ...model.machine.collective_price import FREE
 from ...model.operators.operator import operator
+from ..plan.checks import tied
 from .price_items import Item, Phase, PriceSlot, StagePrice
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
     In two directions both devices of a stage run mirrored orders, so they end at one time: its update, with the sum of
     its gradients, waits for neither.
 
+    Updates wait for the gradients of weights that other devices have too (`_waits`).
+
     Where micro-batches go forward several times, updates begin after the last slot of all, so the step has a bound
     (`solvers/search/repeated_bound.py`).
     """
@@ -63,7 +66,8 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
         for task, start in zip(problem.tasks, starts_ns(problem, orders), strict=True)
         for device in task.devices
     ]
-    ends = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
+    last = [max(run.end_ns for run in made if run.device == device) for device in range(plan.size)]
+    ends = [max(last[other] for other in others) for others in _waits(plan)]
     if plan.schedule.passes > 1:
         ends = [max(ends)] * plan.size
     for number, cost in [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]:
@@ -104,17 +108,32 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
     return found
 
 
+def _waits(plan: Plan) -> list[set[int]]:
+    """For every device those whose slots its updates wait for: its own, and those of others with weights of its own.
+
+    Devices add up the gradients of tied weights one after the other, by name, and then update all of their weights.
+    """
+    found = [{device} for device in range(plan.size)]
+    for _, stages in sorted(tied(plan, trained=True).items()):
+        devices = {device for stage in stages for device in plan.schedule.devices_of(stage % plan.size, plan.size)}
+        together = set[int]().union(*(found[device] for device in devices))
+        for device in devices:
+            found[device] = together
+    return found
+
+
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    A device ends with the updates of its stages. Where messages pass between slots, one of several micro-batches is
+    A device ends with the updates of its stages, or with longer ones that wait for it. Where messages pass between slots, one of several micro-batches is
     no shorter than its message: so none waits for the link.
     """
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)
     updates = [phase_ns(cost, "update") for cost in stages]
     held = (plan.schedule.stages_of(device, plan.size, len(stages)) for device in range(plan.size))
-    closing = tuple(sum(updates[stage] for stage in own) for own in held)
+    own_ns, waits = [sum(updates[stage] for stage in own) for own in held], _waits(plan)
+    closing = tuple(max(own_ns[d] for d, others in enumerate(waits) if device in others) for device in range(plan.size))
     chain, count = _chain(plan, stages), plan.micro_batches
     if plan.schedule.directions > 1:
         return replace(bidirectional(chain, 2 * count, room), closing_ns=closing)
