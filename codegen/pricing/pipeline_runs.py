@@ -109,7 +109,7 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
 
 
 def _waits(plan: Plan) -> list[set[int]]:
-    """For every device those whose slots its updates wait for: its own, and those of others with weights of its own.
+    """For every device those whose slots its updates wait for: itself, and others that have the same weights.
 
     Devices add up the gradients of tied weights one after the other, by name, and then update all of their weights.
     """
@@ -125,8 +125,8 @@ def _waits(plan: Plan) -> list[set[int]]:
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    A device ends with the updates of its stages, or with longer ones that wait for it. Where messages pass between slots, one of several micro-batches is
-    no shorter than its message: so none waits for the link.
+    A device ends with the updates of its stages, or with longer ones that wait for it. Where messages pass between
+    slots, one of several micro-batches is no shorter than its message: so none waits for the link.
     """
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)

@@ -14,7 +14,7 @@ from ...model.graph.layout import Action, B, R, atom_of, is_split
 from ...model.graph.sparse_tables import sparse_tables
 from ...model.machine.collective_price import CollectivePrice
 from ...model.optimizers import optimizer_states
-from ..plan.plan import Plan
+from ..plan.plan import DIRECTION, Plan
 from .operators import OperatorPrices
 from .price_items import CAST, Item, PriceSlot
 
@@ -89,9 +89,12 @@ class WeightPrices(OperatorPrices):
         accumulated = stored * float(self.item(index) + 2 * gradient)
         accumulated += 3.0 * gradient * updated * choice.sharded_gradients
         self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, slot=PriceSlot.ACCUMULATE)
+        here = self.graph.nodes[index].get("ends", False) and DIRECTION in self.plan.axes
+        if here and self.graph.of("receive"):  # the first stage, on the same devices, updates it
+            return
         spread = self.sum_up(index, stored, axes) if axes else 0
         stages = self.graph.nodes[index].get("stages", 1)
-        if stages > 1 and self.plan.transfer is not None:
+        if stages > 1 and not here and self.plan.transfer is not None:
             size = -(-2 * (stages - 1) * stored * gradient // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)
             self.update(Action.SEND.value, index, ns, PriceSlot.BEFORE, size=size)

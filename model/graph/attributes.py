@@ -245,7 +245,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "embedding_bag": {"sparse": _flag},
     "input": {"batch_dim": _or_none(_place), "high": _highs, "high_dim": _place},
     "buffer": {"persistent": _flag},
-    "parameter": {"tables": _joined, "joined": _joined, "stages": _place},
+    "parameter": {"tables": _joined, "joined": _joined, "stages": _place, "ends": _flag},
     "avg_pool": {"divisor_override": _place},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},

@@ -36,7 +36,8 @@ class Stage:
 def stage(pcg: PCG, first: int, last: int) -> Stage:
     """The graph between two boundaries, counted from 0; ValueError if there are no such boundaries.
 
-    A parameter that other stages may hold too has an attribute `stages`: how many may hold it.
+    A parameter that other stages may hold too has an attribute `stages`: how many may hold it; and `ends` if this is
+    the first or the last stage, and only the one at the other end has it too.
     """
     count = len(boundaries(pcg))
     if not 0 <= first < last < count:
@@ -56,7 +57,7 @@ def stage_kind(pcg: PCG, first: int, last: int) -> Hashable:
         signature, shared = _signatures(at)[number]
         found.append((signature, tuple(seen.setdefault(key, len(seen)) for key in shared)))
     elsewhere = ((index, _holders(at, index, first, last)) for index in _shared_parameters(at))
-    tied = tuple((seen[index], n) for index, n in elsewhere if n > 1 and index in seen)
+    tied = tuple((seen[i], n, _at_ends(at, i, first, last)) for i, n in elsewhere if n > 1 and i in seen)
     return tuple(found), tied, _across(at, first, last)
 
 
@@ -91,7 +92,8 @@ def _stage_nodes(pcg: PCG, first: int, last: int) -> _StageNodes:
             attributes[index] = {"atoms": _factors(known[index])}
         count = _holders(pcg, index, first, last)
         if pcg.nodes[index].op == "parameter" and pcg.nodes[index].gradient and count > 1:
-            attributes[index] = {"stages": count, **attributes.get(index, {})}
+            ends = {"ends": True} if _at_ends(pcg, index, first, last) else {}
+            attributes[index] = {"stages": count, **ends, **attributes.get(index, {})}
     return _StageNodes(order, received, sent, attributes)
 
 
@@ -246,6 +248,13 @@ def _held(pcg: PCG) -> Mapping[int, tuple[int, ...]]:
 def _holders(pcg: PCG, index: int, first: int, last: int) -> int:
     """How many stages may hold a parameter: this one, and each other one between two neighbouring boundaries."""
     return 1 + sum(not first <= number < last for number in _held(pcg).get(index, ()))
+
+
+def _at_ends(pcg: PCG, index: int, first: int, last: int) -> bool:
+    """True if a stage at one end of the graph has a parameter that is else only needed at the other end."""
+    end = len(boundaries(pcg)) - 2
+    others = {number for number in _held(pcg)[index] if not first <= number < last}
+    return (first == 0 and others == {end}) or (last == end + 1 and others == {0})
 
 
 @lru_cache(maxsize=16)

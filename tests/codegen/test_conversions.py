@@ -405,13 +405,15 @@ def test_unequal_parts_cost_what_they_do_in_the_plan(name: str) -> None:
     assert made.prediction.step_ns == pytest.approx(stage_price(plan).objective_ns, rel=2e-5)
 
 
-@pytest.mark.parametrize("schedule", some(["eager-1f1b", "zero-bubble", "interleaved"], 2))
+@pytest.mark.parametrize("schedule", some(["gpipe", "eager-1f1b", "zero-bubble", "interleaved"], 2))
 def test_a_schedule_that_is_priced_by_its_slots_costs_what_it_does_in_the_plan(schedule: str) -> None:
-    """Half of a product's backward is deferred, and the sum of a tied weight's gradients is a message of its own."""
+    """Half of a product's backward is deferred, and the sum of a tied weight's gradients is a message of its own, for
+    which the updates of both stages wait.
+    """
     chunks = 2 if schedule == "interleaved" else 1
     plan = piped(captured("gpt2", 16), (1, 2), (1, 2), 4, schedule=schedule, chunks=chunks)
     found = partita.space_time(plan.space_time_graph(), plan.machine).prediction
-    assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=2e-3)
+    assert found.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=3e-6)
 
 
 def test_a_split_cross_entropy_costs_what_it_does_in_the_plan() -> None:

@@ -157,9 +157,21 @@ def test_a_tied_weight_is_in_every_stage_that_reads_it() -> None:
     pcg = graph("gpt2")
     last = len(boundaries(pcg)) - 1
     first, final, both = (stage(pcg, a, b).graph for a, b in ((0, 1), (last - 1, last), (0, last)))
-    held = [[n.get("stages") for n in g.nodes if n.name == "token_embedding.weight"] for g in (first, final, both)]
-    assert held == [[2], [2], [None]]
+    held = [
+        [(n.get("stages"), n.get("ends")) for n in g.nodes if n.name == "token_embedding.weight"]
+        for g in (first, final, both)
+    ]
+    assert held == [[(2, True)], [(2, True)], [(None, None)]]
     assert both is pcg
+
+
+def test_a_weight_that_is_read_between_the_ends_too_is_not_at_the_ends_alone() -> None:
+    """Unless all others of its readers are in the stage at one of the ends."""
+    pcg, name = graph("mbart-4.7b"), "token_embedding.weight"
+    last = len(boundaries(pcg)) - 1
+    parts = [stage(pcg, *ends).graph for cut in (1, last - 1) for ends in ((0, cut), (cut, last))]
+    held = [next(n for n in part.nodes if n.name == name) for part in parts]
+    assert [(n["stages"], n.get("ends")) for n in held] == [(3, None), (2, True), (2, True), (3, None)]
 
 
 def test_views_that_another_stage_has_are_known() -> None:

@@ -37,9 +37,10 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """Of a parameter: dense or not, the `stages` that add it up; if sparse, the atoms of rows, and look-ups.
+    """Of a parameter: dense or not, the `stages` that send it; if sparse, the atoms of rows, and look-ups.
 
-    `excess`: bytes of its transient buffers, where it is larger than every weight of the graph without alternatives.
+    `tied`: other stages have the parameter too; `elsewhere`: one on the same devices, which updates it. `excess`: bytes
+    of its transient buffers, where it is larger than every weight of the graph without alternatives.
     """
 
     dense: bool
@@ -47,6 +48,8 @@ class _Gradient:
     rows: tuple[int, ...] = ()
     ids: int = 0
     excess: int = 0
+    tied: bool = False
+    elsewhere: bool = False
 
 
 class Weights(EncodingPass):
@@ -66,7 +69,7 @@ class Weights(EncodingPass):
         if storage_key not in builder.storages:
             builder.storages[storage_key] = self._storage(base, gradient, kept)
         stored = builder.storages[storage_key]
-        updates = not builder.stage.without_updates
+        updates = not (builder.stage.without_updates or gradient.elsewhere)
         trained = gradient.rows, builder.sparse.get(base), gradient.stages, gradient.excess, updates
         training_key = (*storage_key, *trained)
         key = builder.keep(training_key, lambda: self._training(stored, gradient, updates))
@@ -94,13 +97,21 @@ class Weights(EncodingPass):
             return _Gradient(False, rows=tuple(atoms(self.builder.pcg)[base].of_dim(0)), ids=sparse[base])
         builder = self.builder
         excess = excess_bytes(builder.pcg, base, builder.placement.devices, builder.micro_batches, builder.precision)
-        return _Gradient(node.gradient, node.get("stages", 1) if node.gradient else 1, excess=excess)
+        stages = node.get("stages", 1) if node.gradient else 1
+        here = builder.stage.both_ways and node.get("ends", False)  # both of its stages
+        return _Gradient(
+            node.gradient,
+            1 if here else stages,
+            excess=excess,
+            tied=stages > 1,
+            elsewhere=here and bool(builder.pcg.of("receive")),
+        )
 
     def _storage_key(self, base: int, gradient: _Gradient, kept: bool) -> tuple[object, ...]:
         builder, node = self.builder, self.builder.pcg.nodes[base]
         return (
             "storage", builder.costs.space(base), gradient.dense, kept, table_rows(node),
-            self._is_large(base, gradient), builder.offloads, gradient.stages > 1, builder.stage.stored.get(node.name),
+            self._is_large(base, gradient), builder.offloads, gradient.tied, builder.stage.stored.get(node.name),
             builder.options.space.decided.stored.get(node.name), self._read_as(base),
         )  # fmt: skip
 
@@ -136,7 +147,7 @@ class Weights(EncodingPass):
         With sizes of parallelism also only as a stage of ZeRO stores it, and over tensor ranks as its readers read it.
         """
         node, parallelism = self.builder.pcg.nodes[base], self.builder.options.space.parallelism
-        keep = ~found.sharded if gradient.stages > 1 else np.ones(len(found), dtype=np.bool_)
+        keep = ~found.sharded if gradient.tied else np.ones(len(found), dtype=np.bool_)
         layout = self.builder.stage.stored.get(node.name)
         if layout is not None:
             keep &= found.codes == found.space.code(layout)
