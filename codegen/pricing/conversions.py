@@ -41,11 +41,12 @@ class Conversions:
         between_passes: int = 0,
         *,
         delays_messages: bool = False,
+        paired: bool = False,
         whole: Plan,
     ) -> None:
         self.plan, self.graph, self.k, self.whole = plan, plan.graph, plan.micro_batches, whole
         self.weight_versions, self.deferred_weight_gradients = weight_versions, deferred_weight_gradients
-        self.delays_messages = delays_messages
+        self.delays_messages, self.paired = delays_messages, paired
         self.device, self.precision = plan.machine.device, precision(plan.dtype)
         self.transitions = Transitions(plan.machine, plan.placement, transfer=plan.transfer)
         self.known = atoms(plan.graph)

@@ -46,7 +46,7 @@ def plan_price(plan: Plan) -> PlanPrice:
         for s in range(len(plan.parts))
     )
     stages = tuple(
-        stage_price(part, *count, delays_messages=schedule.delays_messages)
+        stage_price(part, *count, delays_messages=schedule.delays_messages, paired=schedule.pairs(plan.size))
         for part, count in zip(plan.parts, counts, strict=True)
     )
     held = [

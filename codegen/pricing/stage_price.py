@@ -24,12 +24,13 @@ def stage_price(
     between_passes: int = 0,
     *,
     delays_messages: bool = False,
+    paired: bool = False,
     read_as_stored: bool = False,
 ) -> StagePrice:
     """The predicted time and memory of a stage, or of a plan without a pipeline.
 
-    The counts, whether messages are delays between slots, and whether weights are read as they are stored, are
-    those of `StageContext`.
+    The counts, whether messages are delays between slots, whether all stages are `paired`, and whether weights are read
+    as they are stored, are those of `StageContext`.
     """
     known = classes(plan.graph)
     layer_of = {
@@ -46,7 +47,7 @@ def stage_price(
     )
     for part in (plan, *plan.ranges.values()):
         counts = weight_versions, deferred_weight_gradients, between_passes
-        made = Pricing(part, *counts, delays_messages=delays_messages, whole=plan)
+        made = Pricing(part, *counts, delays_messages=delays_messages, paired=paired, whole=plan)
         made.run(read_as_stored)
         price.items += made.price.items
         price.kept += made.price.kept

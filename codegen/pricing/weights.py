@@ -89,11 +89,12 @@ class WeightPrices(OperatorPrices):
         accumulated = stored * float(self.item(index) + 2 * gradient)
         accumulated += 3.0 * gradient * updated * choice.sharded_gradients
         self.work("gradients", "accumulate", "backward", index, self.stream(accumulated), at, slot=PriceSlot.ACCUMULATE)
-        here = self.graph.nodes[index].get("ends", False) and DIRECTION in self.plan.axes
+        stages = self.graph.nodes[index].get("stages", 1)
+        ends = self.graph.nodes[index].get("ends", False) and DIRECTION in self.plan.axes
+        here = stages > 1 and (ends or self.paired)
         if here and self.graph.of("receive"):  # the first stage, on the same devices, updates it
             return
         spread = self.sum_up(index, stored, axes) if axes else 0
-        stages = self.graph.nodes[index].get("stages", 1)
         if stages > 1 and not here and self.plan.transfer is not None:
             size = -(-2 * (stages - 1) * stored * gradient // stages)  # a ring of the stages that have it
             ns = self.plan.transfer.ns(size)

@@ -50,7 +50,7 @@ class StageContext:
     message, as in programs that divide backward; the traffic still hides. `read_as_stored`: no weight is gathered, so
     the reserve is for the parts of weights that a rank stores. `without_messages`, `without_updates`: for bounds of
     steps that are timed slot by slot; the options are those of the full price. `both_ways`: the first axis of the mesh
-    is that of the two directions of a pipeline.
+    is that of the two directions of a pipeline, `paired`: all stages of which lie on the same two devices.
     """
 
     in_flight: int = 1
@@ -66,4 +66,5 @@ class StageContext:
     without_messages: bool = False
     without_updates: bool = False
     both_ways: bool = False
+    paired: bool = False
     shared: SharedTables | None = field(default=None, compare=False)

@@ -108,6 +108,10 @@ class Schedule:
         """The stages, of so many, that a place in the pipeline has."""
         return tuple(stage for stage in range(stages) if device in self.devices_of(stage, devices))
 
+    def pairs(self, devices: int) -> bool:
+        """True if all stages lie on the same two devices."""
+        return self.directions == devices == 2
+
     def fits(self, row: Sequence[int]) -> bool:
         """True if a pipeline with these factors on the levels of a machine can be divided into its directions."""
         return next((factor for factor in row if factor > 1), self.directions) % self.directions == 0

@@ -94,6 +94,7 @@ def _encoding(
             between_passes=configuration.between_passes,
             gathers_alone=configuration.schedule.splits_backward,
             both_ways=configuration.directions > 1,
+            paired=configuration.schedule.pairs(configuration.devices),
             shared=_tables(pipeline, configuration),
         ),
     )

@@ -48,21 +48,28 @@ SAMPLES, LENGTH, WIDTH = 16, 3, 8
 
 
 class Layers(nn.Module):
-    """Residual layers of these inner widths; `tied`: the last product reads the weight of the first."""
+    """Residual layers of these inner widths; `tied`: the last product reads the weight of the first, `twice`: and so
+    does one between them.
+    """
 
-    def __init__(self, inner: tuple[int, ...] = (16,) * 4, dropout: float = 0, tied: bool = False) -> None:
+    def __init__(
+        self, inner: tuple[int, ...] = (16,) * 4, dropout: float = 0, tied: bool = False, twice: bool = False
+    ) -> None:
         super().__init__()
         self.embed, self.head = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         if tied:
             self.head.weight = self.embed.weight
+        self.twice = twice
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(WIDTH, n), nn.GELU(), nn.Linear(n, WIDTH), nn.Dropout(dropout)) for n in inner
         )
 
     def forward(self, given: Tensor, wanted: Tensor) -> Tensor:
         x = self.embed(given)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             x = x + layer(x)
+            if self.twice and number == len(self.layers) // 2:
+                x = x + self.embed(x)
         return (self.head(x) - wanted).square().mean()
 
 
@@ -159,18 +166,20 @@ def test_space_time_plans_predict_the_same() -> None:
     assert predicted(plan).step_ns == pytest.approx(plan.report["objective_ns"], rel=1e-5)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-def test_a_weight_of_both_ends_is_summed_and_updated_once(stages: int) -> None:
-    """Its stages lie on the same devices, which add up all of its gradients, and send none to others."""
-    plan = planned(Layers(tied=True), (stages,), stages=stages)
+@pytest.mark.parametrize(("stages", "twice"), [(2, False), (2, True), (4, False)])
+def test_a_weight_of_both_ends_is_summed_and_updated_once(stages: int, twice: bool) -> None:
+    """Its stages lie on the same devices, which add up all of its gradients, and send none to others; so do those of
+    any weight if there are two.
+    """
+    plan, name = planned(Layers(tied=True, twice=twice), (stages,), stages=stages), "embed.weight"
     assert plan.size == stages
     items = [
-        [item.kind for item in price.items if item.phase == "update" and part.graph.nodes[item.node].get("ends")]
+        [item.kind for item in price.items if item.phase == "update" and part.graph.nodes[item.node].name == name]
         for part, price in zip(plan.parts, plan_price(plan).stages, strict=True)
     ]
     assert items == [["all-reduce", "update"], *[[]] * (stages - 1)]
     made = partita.space_time(plan.space_time_graph(), plan.machine, optimizer=plan.optimizer)
-    (table,) = (i for i in plan.graph.of("parameter") if plan.graph.nodes[i].name == "embed.weight")
+    (table,) = (i for i in plan.graph.of("parameter") if plan.graph.nodes[i].name == name)
     sums = [i.source.tensor for own in made.program.devices for i in own if isinstance(i, Collective)]
     assert sums.count(PTensor("gradient", table)) == 2  # on both devices
     assert made.prediction.step_ns == pytest.approx(plan.report["objective_ns"], rel=1e-5)
@@ -226,7 +235,7 @@ def test_no_cut_is_faster_than_the_bound_of_the_search(seed: int) -> None:
     """
     rng = random.Random(seed)
     size, micros, inner = rng.choice((2, 4)), rng.choice((1, 2, 4)), tuple(64 << rng.randrange(9) for _ in range(5))
-    module = Layers(inner, tied=seed % 2 == 1)
+    module = Layers(inner, tied=seed % 2 == 1, twice=seed % 4 == 3 and size == 2)
     plan = planned(module, (size,), stages=size, micro_batches=micros, recompute="none")
     space = SearchSpace(schedule="chimera", stages=size, micro_batches=micros, recompute="none", offload=False)
     whole = with_batch(plan.graph, SAMPLES)

@@ -98,7 +98,8 @@ class Weights(EncodingPass):
         builder = self.builder
         excess = excess_bytes(builder.pcg, base, builder.placement.devices, builder.micro_batches, builder.precision)
         stages = node.get("stages", 1) if node.gradient else 1
-        here = builder.stage.both_ways and node.get("ends", False)  # both of its stages
+        ends = builder.stage.both_ways and node.get("ends", False)
+        here = stages > 1 and (ends or builder.stage.paired)  # all of its stages
         return _Gradient(
             node.gradient,
             1 if here else stages,
