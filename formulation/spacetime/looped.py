@@ -358,7 +358,7 @@ class _Members:
 
 
 class _Pace:
-    """When every task of every micro-batch ends, if what computes takes a unit of time (`materialize.synchronized`).
+    """When every task of every micro-batch ends, if all kernels take equal times (`materialize.synchronized`).
 
     `family`: by task of the template, the row of `ends`; tasks that differ in their micro-batch alone share one.
     """

@@ -23,17 +23,19 @@ from .dtypes import item_bytes
 from .given_back import summed_in_groups
 from .mask import PTensor, VTensor
 from .materialized import Materialized, Register, Run
-from .op import Op, Phase
+from .op import COMPUTES, Op, Phase
 from .order import Completed, ordered
+from .price import deferred_halves, is_free
 from .supplies import Demand, Written, demand_of, device, nested, supplies
 from .tasks import Need
 from .transfers import Transfers
 
 COMMUNICATION = ("p2p", "intra", "rvd")
 UNIT = 1 << 32
-MESSAGE = 2 * UNIT
-"""How long a message to another device takes where kernels take `UNIT`: so receives of a pipeline are posted ahead."""
-_COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
+KERNEL = 2 * UNIT
+"""How long a kernel takes as devices advance at one pace; a half of a backward that is split takes a `UNIT`."""
+MESSAGE = 2 * KERNEL
+"""How long a message to another device takes: so receives of a pipeline are posted ahead."""
 
 
 def materialize(
@@ -80,9 +82,9 @@ def materialize(
 def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:
     """The tasks ordered so that devices advance at the same pace, and their ends; each device keeps its own order.
 
-    Tasks are sorted by end time with unit compute times, and messages of `MESSAGE`, so that joint transfers (fetching a
-    parameter) come at about the same time on all devices; at equal times by device. Those that meet end at once and
-    come one after the other.
+    Tasks are sorted by end time with equal times of kernels, and messages of `MESSAGE`, so that joint transfers
+    (fetching a parameter) come at about the same time on all devices; at equal times by device. Those that meet end at
+    once and come one after the other.
     """
     place = {op: at for at, op in enumerate(completed.order)}
     before: dict[Op, list[Op]] = defaultdict(list)
@@ -131,8 +133,19 @@ def _together(order: Sequence[Op], ends: Mapping[Op, int]) -> list[int]:
 
 
 def ended_after(start: int, op: Op) -> int:
-    """The end of a task: what computes takes a unit of time, the others come one after another within it."""
-    return (start // UNIT + 1) * UNIT if op.phase in _COMPUTES else start + 1
+    """The end of a task: what is no kernel comes one after another within a unit of time."""
+    units = _units(op)
+    return (start // UNIT + units) * UNIT if units else start + 1
+
+
+def _units(op: Op) -> int:
+    """How long a task computes."""
+    if op.phase not in COMPUTES or is_free(op):
+        return 0
+    if op.forward is None or not op.forward.split or op.phase is Phase.RECOMPUTE:
+        return 2
+    later = deferred_halves(op)
+    return later if op.phase is Phase.WEIGHT else 2 - later
 
 
 def arrival(end: int, producer: Op, reader: Op) -> int:

@@ -43,7 +43,7 @@ class Phase(Enum):
     KEEP = "keep"  # writes the updated parameter back to its store
 
 
-_MEETS = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT)
+COMPUTES = frozenset({Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.WEIGHT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Op:
     @property
     def exchanges(self) -> tuple[Cut, ...]:
         """Its cuts, or those of its forward operator, along which the parts exchange data (`meetings`)."""
-        if self.phase not in _MEETS:
+        if self.phase not in COMPUTES:
             return ()
         return tuple(cut for cut in (self.forward or self).cuts if cut.row.special and cut.parts > 1)
 

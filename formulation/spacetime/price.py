@@ -196,7 +196,7 @@ class Prices:
 
     def _forward_ns(self, op: Op) -> int:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
-        if entry.view or not entry.passes or op.computed_once:
+        if is_free(op):
             return 0
         work, own = self._work(node, sources) * self._share(op), op.mask(None).numel * self._item(node)
         if self._constant[op.node]:
@@ -210,16 +210,13 @@ class Prices:
 
     def _backward_ns(self, op: Op) -> int:
         """The time of a backward, or of the half of one that is split: as the planner defers half of a product's."""
-        sources, entry = self._sources(op), operator(op.of.op)
-        if entry.view or not entry.passes:
+        if is_free(op):
             return 0
         whole = self._whole_backward_ns(op)
         if op.forward is None or not op.forward.split:
             return whole
-        trained = {source.op == "parameter" for source in sources if source.gradient}
-        later = trained == {True} or (trained == {True, False} and entry.matmul)
-        deferred = 0 if not later else whole // 2 if False in trained else whole
-        return deferred if op.phase is Phase.WEIGHT else whole - deferred
+        later = whole * deferred_halves(op) // 2
+        return later if op.phase is Phase.WEIGHT else whole - later
 
     def _whole_backward_ns(self, op: Op) -> int:
         node, sources, entry = op.of, self._sources(op), operator(op.of.op)
@@ -328,3 +325,18 @@ class Prices:
         """Simultaneous messages between (sender, receiver) pairs."""
         senders, receivers = zip(*pairs, strict=True)
         return self.links.sends(senders, receivers, sizes_bytes)
+
+
+def is_free(op: Op) -> bool:
+    """True for views, fills, and constants that are computed in the first step alone."""
+    entry = operator(op.of.op)
+    return entry.view or not entry.passes or op.computed_once
+
+
+def deferred_halves(op: Op) -> int:
+    """How many halves of a backward that is split are left to the weight gradient, as the planner defers them."""
+    nodes = op.graph.pcg.nodes
+    trained = {nodes[i].op == "parameter" for i in op.of.inputs if nodes[i].gradient}
+    if trained == {True, False}:
+        return 1 if operator(op.of.op).matmul else 0
+    return 2 if trained == {True} else 0

@@ -18,8 +18,8 @@ from typing import TypeVar
 from .builder import START, WITH, EventBuilder, Part
 from .mask import GRADIENT, Box, VTensor, hull, meet, within
 from .materialized import Register
-from .op import Op, Phase
-from .tasks import Need, Tasks, stored_boxes
+from .op import COMPUTES, Op, Phase
+from .tasks import Need, Tasks, Via, stored_boxes
 
 Item = TypeVar("Item")
 
@@ -79,10 +79,16 @@ class Written:
         self._terms: dict[object, tuple[VTensor, ...]] = {}
         self._registers: dict[tuple[Op, VTensor], Register] = {}
         self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
+        self._last = defaultdict[int, int](int)  # by device, the place of the last task that computes
+        self._last |= {device(op): place for op, place in self.at.items() if op.phase in COMPUTES}
         self.turns: dict[Op, int] = {}  # the how manieth part of a node on its device a task is
         turns: dict[object, int] = defaultdict(int)
         for op in order:
             self.turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1
+
+    def computed(self, devices: Iterable[int]) -> int:
+        """The place after which these devices compute no more."""
+        return max(self._last[on] for on in devices)
 
     def use(self, term: VTensor) -> Hashable:
         """The use of a parameter whose gradient a term is, if that is summed for every use.
@@ -288,6 +294,26 @@ def merged(found: Iterable[Supply]) -> list[Supply]:
         takers: dict[Demand, tuple[Box, ...]] = {q: (_shared(box, q.box),) for q in first.takers}
         result.append(Supply(box, first.holders, first.local, takers, merged=group, use=first.use))
     return result
+
+
+def terms(supply: Supply) -> list[VTensor]:
+    """The terms of a supply and of those that it combines."""
+    return [*supply.terms, *(term for inner in supply.merged for term in terms(inner))]
+
+
+def readers(supply: Supply) -> set[Via]:
+    """Whose gradients a supply adds up: readers that fetch a weight together may be in different groups."""
+    return {term.via for term in terms(supply)}
+
+
+def tied(found: Iterable[Supply]) -> bool:
+    """True for gradients of a weight that different operators read on different devices, as stages do."""
+    here: dict[int, set[Via]] = defaultdict(set)
+    for supply in found:
+        for holder in supply.holders:
+            here[holder] |= readers(supply)
+    groups = {frozenset(own) for own in here.values()}
+    return len(groups) > 1 and sum(map(len, groups)) == len(frozenset[Via]().union(*groups))
 
 
 def components(found: Sequence[Supply]) -> list[list[Supply]]:

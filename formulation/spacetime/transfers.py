@@ -9,11 +9,11 @@ from ..rvd.prices import ROOTED
 from ..rvd.search import search
 from ..rvd.state import Path, State
 from .aligned import match
-from .builder import START, EventBuilder, Place
+from .builder import AFTER, START, EventBuilder, Place
 from .mask import Box, PTensor, hull, meet
 from .materialized import Register
 from .regular import Regular, follow, ready, regular
-from .supplies import Demand, Supply, Written, components, connected
+from .supplies import Demand, Supply, Written, components, connected, tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Transfers:
         for supply in supplies:
             self.local(supply, remote)
         _among_readers(supplies, {demand.device for demand in remote})
+        floor = max(floor, self._floor(supplies))
         if self._path(supplies, list(remote), floor):
             return
         takers: dict[Source, list[Demand]] = defaultdict(list)
@@ -113,6 +114,15 @@ class Transfers:
             flow = {source: takers[source] for source in sources}
             if self.communication == "p2p" or not (self._gather(flow, floor) or self._collective(flow, floor)):
                 self._sends(flow, floor)
+
+    def _floor(self, supplies: Sequence[Supply]) -> Place:
+        """Where a transfer may begin: no device waits for gradients of a tied weight while it has more to compute."""
+        if not tied(supplies):
+            return START
+        takers = {demand for supply in supplies for demand in supply.takers}
+        devices = {demand.device for demand in takers}.union(*(supply.holders for supply in supplies))
+        last = self.written.computed(devices)
+        return (last, AFTER) if all(last < demand.at for demand in takers) else START
 
     def _path(self, supplies: Sequence[Supply], demands: Sequence[Demand], floor: Place) -> bool:
         """Transfer along an RVD path if the layouts are regular and it arrives in time; True if done."""

@@ -14,7 +14,7 @@ from partita.codegen.plan.spacetime_plan import SpaceTimePlan
 from partita.formulation.spacetime.repetition import Numbers
 from partita.model.zoo import build
 
-MICROS = 24
+MICROS = 36
 
 
 def pipelined(name: str) -> SpaceTimePlan:
