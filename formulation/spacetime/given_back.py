@@ -8,8 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from .builder import Place
-from .supplies import Demand, Supply, connected
-from .tasks import Via
+from .supplies import Demand, Supply, connected, readers, terms
 from .transfers import Transfers
 
 
@@ -21,9 +20,9 @@ def summed_in_groups(found: Sequence[Supply], transfers: Transfers, floor: Place
             uses[supply.use].append(supply)
     groups: dict[frozenset[Demand], list[Supply]] = defaultdict(list)
     for given in uses.values():
-        for own in connected({supply: _readers(supply) for supply in given}):
-            if keepers := _keepers(own):
-                groups[keepers] += own
+        for group in connected({supply: readers(supply) for supply in given}):
+            if keepers := _keepers(group):
+                groups[keepers] += group
     inside = {id(supply) for given in groups.values() for supply in given}
     made = [supply for supply in found if id(supply) not in inside]
     for keepers, given in groups.items():
@@ -34,13 +33,10 @@ def summed_in_groups(found: Sequence[Supply], transfers: Transfers, floor: Place
             if demand in keepers:
                 sums[demand.box].append(demand)
         for own in sums.values():
-            made.append(_sum(own, [demand for demand in takers if demand.box == own[0].box], transfers, floor))
+            summed = _sum(own, [demand for demand in takers if demand.box == own[0].box], transfers, floor)
+            summed.terms += [term for supply in given for term in terms(supply)]
+            made.append(summed)
     return made
-
-
-def _readers(supply: Supply) -> set[Via]:
-    """Whose gradients a supply adds up: readers that fetch a weight together may be in different groups."""
-    return {term.via for term in supply.terms}.union(*map(_readers, supply.merged))
 
 
 def _keepers(given: Sequence[Supply]) -> frozenset[Demand]:
