@@ -168,9 +168,9 @@ def test_gathered_weights_are_refused() -> None:
         replace(gathered, recompute={"layers.0": "2 parts"})
 
 
-def test_hand_written_plans_cannot_be_made_of_parts() -> None:
-    with pytest.raises(PartitaError, match="recomputed in 2 parts"):
-        copies(stack(1), ["2 parts"]).space_time_graph()
+def test_layers_in_parts_convert() -> None:
+    graph = copies(stack(1), ["2 parts"]).space_time_graph()
+    assert {op.coordinate("samples") for op in graph.forward if op.group is not None} == {0, 1}
 
 
 # The option
