@@ -11,19 +11,20 @@ summed by device), but for messages. For unequal ones it holds for any shares of
 a micro-batch passes all stages in Σ t_s, and the slowest adds (K - 1) max t_s. An order may take longer if one stage is
 slowest forward and another backward.
 
-Orders are priced slot by slot, and bounded by paths through their slots (`solvers/search/slots_bound.py`), 1F1B by a
-bound of its own (`solvers/search/one_f_one_b_bound.py`). The formula of its slots bounds GPipe: the stages without
-their messages, of which all are sent once besides, and without updates but the first stage's, which ends last
-(`formula_bounds`). Chimera is bounded by its slots too, without
-messages, and with the updates of the device that ends last: of the first and the last stage (`bounded_by_slots`).
+Orders are priced slot by slot, but for 2BW, which takes max_s W_s. Interlaced pipelines take at least the formula.
+Orders of whole backwards are bounded by paths through their slots (`solvers/search/slots_bound.py`), 1F1B by a bound of
+its own (`solvers/search/one_f_one_b_bound.py`). GPipe is bounded by the formula of its slots: of stages without
+messages, of which each boundary's is added once, and without updates but the first stage's, which ends last
+(`formula_bounds`). Chimera is bounded by its slots too, without messages, and with the updates of the device that ends
+last: of the first and the last stage (`bounded_by_slots`).
 
 A device has v stages where they are interleaved: each is planned for an equal share of its memory. Steps of
 PipeDream-2BW (Narayanan et al., 2021) do not wait for each other: each takes max_s W_s, at one more version of the
 weights, and one more of their gradients where a pipeline is so long that updates come later (`weight_versions`).
 
-Where backwards are split (zero-bubble) the waiting depends on the order, slot by slot, which only a plan
-has. The search then minimises a lower bound of the step (`solvers/search/zero_bubble_bound.py`). A stage
-then also keeps what its deferred weight gradients need (`deferred_weight_gradients`).
+Where backwards are split (zero-bubble) the search minimises a lower bound of the step that holds for any order
+(`solvers/search/zero_bubble_bound.py`). A stage then also keeps what its deferred weight gradients need
+(`deferred_weight_gradients`).
 
 Bounds rest on three facts:
 

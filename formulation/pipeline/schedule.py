@@ -39,8 +39,8 @@ class Schedule:
 
     `has_step_formula`: the step is the formula in `configuration.py`, with which search and prices are exact for equal
     stages. Else the step is priced slot by slot, and the search minimises a lower bound of it. `formula_bounds`: that
-    bound is the formula, or for 1F1B one of its own, of the slots alone and the updates of the first stage. Other
-    orders of whole backwards are bounded by paths through their slots.
+    bound is the formula of the slots and of the first stage's updates (1F1B has a sharper one of its own). Other orders
+    of whole backwards are bounded by paths through their slots.
 
     `admits(devices, micro_batches)`: False for numbers of micro-batches that the schedule cannot run; `needs` puts that
     in words. `limit(devices, micro_batches)`: micro-batches that any stage may have in flight where `order` is yet to

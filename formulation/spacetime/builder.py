@@ -97,9 +97,9 @@ class EventBuilder:
             self._own.add(made.number)
         return made
 
-    def zeros(self, device: int, tensor: PTensor, box: Box, place: Place, passed: bool = False) -> Register:
+    def zeros(self, device: int, tensor: PTensor, box: Box, place: Place, omitted: bool = False) -> Register:
         made = self.register(device, tensor, Mask(box), None, place)
-        self.events.append((place, {device: Zeros(made, passed)}))
+        self.events.append((place, {device: Zeros(made, omitted)}))
         return made
 
     def add(self, sources: Sequence[Register], floor: Place) -> Register:

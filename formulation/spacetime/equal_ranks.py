@@ -166,8 +166,8 @@ class _Rank:
             case Join(target, sources):
                 starts = tuple(_relative(source.mask.box, target.mask.box) for source in sources)
                 return kind, read, self._register(target), starts
-            case Zeros(target, passed):
-                return kind, self._register(target), passed
+            case Zeros(target, omitted):
+                return kind, self._register(target), omitted
             case Add(target, _):
                 return kind, read, self._register(target)
             case _:

@@ -86,7 +86,7 @@ class Graph:
         self.schedules: list[Schedule] = []
         self.stores: list[Op] = []
         self.shared: set[int] = set()  # placed parameters that all their readers in a pass fetch together
-        self.retained: set[int] = set()  # placed parameters of which backward has what forward fetched
+        self.retained: set[int] = set()  # placed parameters that backward does not fetch again
         self.scattered: set[int] = set()  # parameters whose gradients are summed for every use, not once a step
         self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
         self.selective: set[int] = set()  # the numbers of the groups that keep the results of products
@@ -219,10 +219,14 @@ class Graph:
         made._derived = {key: of(op) for key, op in self._derived.items()}
         made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
         made.selective = {*self.selective}
-        made.shared, made.retained, made.scattered = {*self.shared}, {*self.retained}, {*self.scattered}
+        made.treat_parameters_as(self)
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
         made.schedules = [replace(s, stages=tuple(tuple(map(of, ops)) for ops in s.stages)) for s in self.schedules]
         return made
+
+    def treat_parameters_as(self, other: "Graph") -> None:
+        """Fetch parameters, and sum their gradients, as a graph of the same model does."""
+        self.shared, self.retained, self.scattered = {*other.shared}, {*other.retained}, {*other.scattered}
 
     def of_batch(self, pcg: PCG) -> "Graph":
         """A graph of the same model at another batch, not yet planned."""

@@ -92,7 +92,7 @@ class _Device:
             match instruction:
                 case Run(op):
                     self._task(index, op, instruction)
-                case Zeros(target, passed=True):
+                case Zeros(target, omitted=True):
                     self.of[target] = self._new(0, "transients", index, target.tensor)
                 case Slice(target, source, False) | Accumulate(target, source, True):
                     self.of[target] = self.of[source]

@@ -176,12 +176,12 @@ class Looped:
 
     @cached_property
     def graph(self) -> Graph:
-        """The same, not planned where there is a loop, but for the weights that backward has from forward."""
+        """The same, not planned where there is a loop, but for how parameters are fetched and gradients summed."""
         own = self.program.tasks.graph
         if self.loop is None:
             return own
         made = own.of_batch(self.pcg)
-        made.retained = {*own.retained}
+        made.treat_parameters_as(own)
         return made
 
     @property

@@ -33,7 +33,7 @@ from .transfers import Transfers
 COMMUNICATION = ("p2p", "intra", "rvd")
 UNIT = 1 << 32
 KERNEL = 2 * UNIT
-"""How long a kernel takes as devices advance at one pace; a half of a backward that is split takes a `UNIT`."""
+"""How long a kernel takes as devices advance at one pace; each half of a split backward takes a `UNIT`."""
 MESSAGE = 2 * KERNEL
 """How long a message to another device takes: so receives of a pipeline are posted ahead."""
 
@@ -57,17 +57,17 @@ def materialize(
     transfers = Transfers(builder, written, machine, communication, item)
     wanted = _Wanted(completed, order, written)
     for key, demands in wanted.groups.items():
-        if transfers.at_home(demands):
+        if transfers.all_local(demands):
             continue
         floor = START if isinstance(key, PTensor) else (min(demand.at for demand in demands), BEFORE)
         found = supplies(nested(demands, written), written)
         transfers.bring(summed_in_groups(found, transfers, floor), floor)
     registers: dict[Demand, Register] = {}
-    passed = wanted.passed()
+    omitted = wanted.omitted()
     for demand in sorted(dict.fromkeys(wanted.of.values()), key=lambda q: q.within is not None):
         mask, place = demand.read.mask, (demand.at, BEFORE)
-        if demand in passed:
-            made = builder.zeros(demand.device, demand.read.tensor, mask.box, place, passed=True)
+        if demand in omitted:
+            made = builder.zeros(demand.device, demand.read.tensor, mask.box, place, omitted=True)
         elif demand.within is None:
             made = builder.assemble(demand.device, demand.read.tensor, mask.box, demand.parts, place)
         else:
@@ -133,13 +133,13 @@ def _together(order: Sequence[Op], ends: Mapping[Op, int]) -> list[int]:
 
 
 def ended_after(start: int, op: Op) -> int:
-    """The end of a task: what is no kernel comes one after another within a unit of time."""
+    """The end of a task: kernels take units of time; other tasks follow one another within a unit."""
     units = _units(op)
     return (start // UNIT + units) * UNIT if units else start + 1
 
 
 def _units(op: Op) -> int:
-    """How long a task computes."""
+    """How many units of time a task computes."""
     if op.phase not in COMPUTES or is_free(op):
         return 0
     if op.forward is None or not op.forward.split or op.phase is Phase.RECOMPUTE:
@@ -191,10 +191,10 @@ class _Wanted:
             self._known[key] = demand
         return demand
 
-    def passed(self) -> set[Demand]:
-        """Values of which other devices compute all addends, and which are only added to something here.
+    def omitted(self) -> set[Demand]:
+        """Values whose addends are all on other devices, and which here are only added to something: zeros to omit.
 
-        Once all demands are met: nobody takes their gradients of what adds them.
+        To be asked once all demands are met. Nobody reads the gradients that the additions would give of them.
         """
         given = {
             (op.forward, register.tensor.node)
@@ -211,7 +211,7 @@ class _Wanted:
             kept = {(op.forward or op, read.tensor.node) for (op, read), q in self.of.items() if q not in found}
             for (op, read), demand in self.of.items():
                 zero = op.forward or op, read.tensor.node
-                if demand in found and (zero in given or not _passes(op, kept, zero)):
+                if demand in found and (zero in given or not _gives_other(op, kept, zero)):
                     found.discard(demand)
         return found
 
@@ -222,8 +222,8 @@ class _Wanted:
         return any(demand.device not in self.written.writers(term) for term in demand.terms)
 
 
-def _passes(op: Op, kept: Set[tuple[Op, int]], zero: tuple[Op, int]) -> bool:
-    """True if an operator only adds zeros to an operand that it has, in all phases."""
+def _gives_other(op: Op, kept: Set[tuple[Op, int]], zero: tuple[Op, int]) -> bool:
+    """True if an operator adds the zeros to one other operand, which it has in all phases, and does nothing else."""
     shapes = {op.graph.pcg.nodes[i].shape for i in (*op.of.inputs, op.node)}
     others = {(op.forward or op, i) for i in op.of.inputs} - {zero}
     return op.of.op == "add" and len(shapes) == 1 and len(others) == 1 and others <= kept and zero not in kept

@@ -43,11 +43,11 @@ class Run:
 class Zeros:
     """`target` is zero: another reader takes the addends.
 
-    `passed`: those are on other devices, and what reads the zeros adds them to something, which it passes on.
+    `omitted`: all that reads the zeros adds them to another operand, and gives that one instead.
     """
 
     target: Register
-    passed: bool = False
+    omitted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -171,12 +171,12 @@ def writes(instruction: Instruction) -> tuple[Register, ...]:
     return (instruction.target,)
 
 
-def passing(instructions: Iterable[Instruction]) -> dict[Op, Register]:
-    """The forward operators of a device that pass on one operand, each with the zeros that it would add to it."""
+def identities(instructions: Iterable[Instruction]) -> dict[Op, Register]:
+    """The additions of a device, as forward operators, that give one operand as it is; the zeros omitted by each."""
     found, zeros = dict[Op, Register](), set[Register]()
     for instruction in instructions:
         match instruction:
-            case Zeros(target, passed=True):
+            case Zeros(target, omitted=True):
                 zeros.add(target)
             case Run(op, read):
                 for register in zeros.intersection(read):

@@ -223,8 +223,8 @@ def place(
 
     Several transformations are applied one after the other, each to the parts of the one before. Operators fetch the
     parts that their device lacks before they run, and release them afterwards (ZeRO-3). Where it is `shared`, all that
-    read it in a pass, forward or backward, fetch it once, before the first of them. `retained`: backward has what
-    forward, or its recomputation, fetched; else it fetches it again.
+    read it in a pass, forward or backward, fetch it once, before the first of them. Where it is `retained`, what
+    forward, or its recomputation, fetched is kept for backward; else backward fetches it again.
     """
     index = next((i for i in graph.pcg.of("parameter") if graph.pcg.nodes[i].name == name), None)
     if index is None:

@@ -98,86 +98,95 @@ def repeated(
     return np.concatenate((values[:stop], again.ravel(), values[stop:] + shift))
 
 
-class Turns(NamedTuple):
-    """Where the slots of a device repeat: between these places of its order."""
+class Run(NamedTuple):
+    """Places in the order of a device, from `start` to before `stop`, that repeat after `period` of them."""
 
     start: int
     stop: int
+    period: int
+
+    @property
+    def turns(self) -> int:
+        """How often these places come."""
+        return (self.stop - self.start) // self.period
+
+
+def runs(keys: Numbers, micros: Numbers, shift: int, count: int) -> Iterator[Run]:
+    """Where an order repeats for micro-batches that are `shift` later, each key after the same number of places.
+
+    `keys`: what is run, by place; `count`: the micro-batches of the loop.
+    """
+    place = np.full((int(keys.max(initial=0)) + 1) * count + shift, -1, dtype=np.int64)
+    place[keys * count + micros] = np.arange(len(keys))
+    after = np.where(micros + shift < count, place[keys * count + micros + shift], -1) - np.arange(len(keys))
+    borders = np.concatenate(([0], 1 + np.flatnonzero(np.diff(after)), [len(after)])).tolist()
+    for start, stop in pairwise(borders):
+        if stop > start and after[start] > 0:
+            yield Run(start, stop, int(after[start]))
 
 
 @dataclass(frozen=True, slots=True)
 class Shorter:
-    """A plan of fewer micro-batches: the repetitions of slots kept by device, and how many are left out.
+    """A plan of fewer micro-batches: by device the repetitions of slots that are kept, and how many are left out.
 
     `shift`: micro-batches from one repetition to the next.
     """
 
     template: Template
-    turns: Sequence[Turns]
+    runs: Sequence[Run]
     shift: int
     left_out: int
 
 
 def shorter(template: Template) -> Iterator[Shorter]:
     """The plan of a template for fewer micro-batches, for more and more of them but at most half of all."""
-    found, loop = _turns(template), template.loop
+    found, loop = _repeated_slots(template), template.loop
     if found is None:
         return
-    shift, runs = found
-    kept, least = KEPT, min(turns for _, _, turns in runs)
+    shift, devices = found
+    kept, least = KEPT, min(run.turns for run in devices)
     while (spared := (least - kept) // TURNS * TURNS) * shift >= loop.count / 2:
         count = loop.count - spared * shift
         orders = [
-            _without(own, run, shift, spared) if own else () for own, run in zip(template.orders, runs, strict=False)
+            _without(own, run, shift, spared) if own else () for own, run in zip(template.orders, devices, strict=False)
         ]
         made = replace(template, loop=Loop(loop.label, count), orders=tuple(orders))
-        yield Shorter(made, [Turns(s, s + (turns - spared) * p) for s, p, turns in runs], shift, spared)
+        left = [run._replace(stop=run.start + (run.turns - spared) * run.period) for run in devices]
+        yield Shorter(made, left, shift, spared)
         kept *= 3
 
 
-Run: TypeAlias = tuple[int, int, int]
-"""From which place on slots repeat, after how many, how often."""
-
-
-def _turns(template: Template) -> tuple[int, list[Run]] | None:
+def _repeated_slots(template: Template) -> tuple[int, list[Run]] | None:
     """After how many micro-batches the slots of all devices repeat, and where."""
     count = template.loop.count
     if not template.orders:
-        return 1, [(0, 1, count)]
+        return 1, [Run(0, count, 1)]
     kinds: dict[tuple[str, int], int] = {}
     orders = []
     for own in template.orders:
         keys = np.array([kinds.setdefault((kind, stage), len(kinds)) for kind, stage, _ in own], dtype=np.int64)
         orders.append((keys, np.array([micro for *_, micro in own], dtype=np.int64)))
     for shift in range(1, min(LONGEST_SHIFT, count // KEPT) + 1):
-        runs = [_run(keys, micros, shift, count) for keys, micros in orders if len(keys)]
-        if None not in runs:
-            every = iter(runs)
-            return shift, [next(every) or (0, 0, count) if len(keys) else (0, 0, count) for keys, _ in orders]
+        found = [_run(keys, micros, shift, count) if len(keys) else Run(0, count, 1) for keys, micros in orders]
+        every = [run for run in found if run is not None]
+        if len(every) == len(found):
+            return shift, every
     return None
 
 
 def _run(keys: Numbers, micros: Numbers, shift: int, count: int) -> Run | None:
     """Where the slots of a device repeat for micro-batches that are `shift` later; None unless all of its kinds do."""
-    place = np.full((int(keys.max()) + 1) * count + shift, -1, dtype=np.int64)
-    place[keys * count + micros] = np.arange(len(keys))
-    after = np.where(micros + shift < count, place[keys * count + micros + shift], -1) - np.arange(len(keys))
-    borders = np.concatenate(([0], 1 + np.flatnonzero(np.diff(after)), [len(after)])).tolist()
-    start, stop = max(pairwise(borders), key=lambda run: run[1] - run[0])
-    period = int(after[start])
-    if period <= 0 or stop - start < period:
+    found = max(runs(keys, micros, shift, count), key=lambda run: run.stop - run.start, default=None)
+    if found is None or not found.turns:
         return None
-    counts = Counter(keys[start : start + period].tolist())
-    if set(counts) != set(keys.tolist()) or {*counts.values()} != {shift}:
-        return None
-    return start, period, (stop - start) // period
+    counts = Counter(keys[found.start : found.start + found.period].tolist())
+    return found if counts.keys() == {*keys.tolist()} and {*counts.values()} == {shift} else None
 
 
 def _without(own: Sequence[Slot], run: Run, shift: int, spared: int) -> tuple[Slot, ...]:
     """The slots of a device without some repetitions."""
-    start, period, _ = run
-    late = spared * shift
-    return (*own[:start], *(slot._replace(micro=slot.micro - late) for slot in own[start + spared * period :]))
+    late, rest = spared * shift, own[run.start + spared * run.period :]
+    return (*own[: run.start], *(slot._replace(micro=slot.micro - late) for slot in rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,7 @@ def period(
         for column in range(columns - 2, 2 * micros, -max(1, within.shift)):
             stop = int(ends[0, column])
             start = int(ends[0, column - micros])
-            if (stop - start) % unit == 0 and _repeats(ends, slots, within.turns, (start, stop, micros, latest)):
+            if (stop - start) % unit == 0 and _repeats(ends, slots, within.runs, (start, stop, micros, latest)):
                 return Period(start, stop, micros, within.left_out // turns)
     return None
 
@@ -214,7 +223,7 @@ def period(
 def _repeats(
     ends: Numbers,
     slots: Sequence[Mapping[int, NDArray[np.int64]]],
-    turns: Sequence[Turns],
+    kept: Sequence[Run],
     found: tuple[int, int, int, int],
 ) -> bool:
     """True if what has ended at `stop`, and what then is waited for, is what was at `start`, `micros` later."""
@@ -231,10 +240,10 @@ def _repeats(
     shown = np.arange(since, columns - micros) < before[:, None]
     if (shown & (ends[:, since + micros :] != earlier + (stop - start))).any():
         return False
-    for own, (begin, end) in zip(slots, turns, strict=False):
+    for own, run in zip(slots, kept, strict=False):
         if own:
             least = sum(1 + int(before[each].min()) for each in own.values())
             most = sum(1 + int(now[each].max()) for each in own.values())
-            if least < begin or most > end:
+            if least < run.start or most > run.stop:
                 return False
     return True

@@ -31,7 +31,7 @@ from .materialized import (
     Slice,
     Transfer,
     Zeros,
-    passing,
+    identities,
     ready_after,
     waits_for,
 )
@@ -132,7 +132,7 @@ class Timeline:
             if isinstance(x, Run) and x.op.phase is Phase.UPDATE
             for register in x.reads
         }
-        self.passed = {op for device in living for op in passing(self.program.devices[device])}
+        self.identities = {op for device in living for op in identities(self.program.devices[device])}
         numbers, events = equal_events(looped.events, first)
         self.number = np.array(numbers, dtype=np.int64)  # by step of the program, that of its event here
         micros = dict(zip(numbers, looped.of, strict=True)) if looped.of else {}
@@ -192,7 +192,7 @@ class Timeline:
         if instruction.op.phase in (Phase.OFFLOAD, Phase.RELOAD):
             size = self.living[device].moved.get(place, 0)
             return Streamed(HOST, self.prices.host_ns(size), size)
-        if (instruction.op.forward or instruction.op) in self.passed:
+        if (instruction.op.forward or instruction.op) in self.identities:
             return Streamed(COMPUTE, 0, 0)
         ns = self.prices.task_ns(instruction.op) + self.weights.of_task_ns(instruction, device)
         exchanged = self.moves.size_bytes(self.program.steps[device][place]) if instruction.meeting else 0
@@ -201,7 +201,7 @@ class Timeline:
     def _local_ns(self, instruction: Instruction) -> int:
         size = self.prices.register_bytes
         match instruction:
-            case Zeros(passed=True):
+            case Zeros(omitted=True):
                 return 0
             case Zeros(target) | Slice(target) if target.tensor.node in self.fills:
                 return 0

@@ -60,17 +60,17 @@ class Transfers:
         self.item = item
         self._paths: dict[tuple[State, State, tuple[int, ...], int], Path] = {}
 
-    def at_home(self, demands: Sequence[Demand]) -> bool:
+    def all_local(self, demands: Sequence[Demand]) -> bool:
         """Satisfy demands each of which takes of one term that its device writes in time; True if all do."""
-        homes = []
+        found = []
         for demand in demands:
             if len(demand.terms) > 1 or not demand.terms:
                 return False
             ((term, boxes),) = demand.terms.items()
             if self.written.places(term).get(demand.device, demand.at) >= demand.at:
                 return False
-            homes.append((self.written.first(term), demand, term, boxes))
-        for _, demand, term, boxes in sorted(homes, key=lambda home: home[0]):
+            found.append((self.written.first(term), demand, term, boxes))
+        for _, demand, term, boxes in sorted(found, key=lambda own: own[0]):
             self._take(demand, boxes, self.written.register(term, demand.device), self.written.use(term))
         return True
 

@@ -20,8 +20,8 @@ from .shared_operators import beside
 from .single_stage import solve_single_stage
 from .state import BOUNDS, Effort, Level, Proved, Stages
 
-_OTHER = 5e-3
-"""Share of a step within which no other plan is sought."""
+_NEAR_BEST = 5e-3
+"""Share of the best step within which a bound suffices, and no other plan is sought."""
 
 
 class Task(NamedTuple):
@@ -73,7 +73,7 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
     is sought if the bound is neither within the gap of the best plan so far, nor close to it.
     """
     began, before, configuration = time.monotonic(), state.solved, task.configuration
-    close = ceil((effort.cutoff or INFINITE) * (1 - _OTHER))
+    close = ceil((effort.cutoff or INFINITE) * (1 - _NEAR_BEST))
     if state.bound >= task.target or (state.is_near and effort.level is Level.CLOSED and state.bound >= close):
         return None
     if state.by_formula is None:
@@ -99,7 +99,7 @@ def _best_of_both(task: Task, parts: PartNetworks, state: Proved, effort: Effort
 
     price(search_cuts(parts, configuration, state, target(), left()))
     best_of_all = min([effort.cutoff or INFINITE, *(made.objective for made in found)])
-    if state.bound >= min(target(), ceil(best_of_all * (1 - _OTHER))):
+    if state.bound >= min(target(), ceil(best_of_all * (1 - _NEAR_BEST))):
         return replace(found[0], formula_step=INFINITE) if found else None
     whole = PartNetworks(task.pipeline, configuration.by_formula, parts.solver)
     solved = own.solved

@@ -278,7 +278,7 @@ class _CutSearch:
         return self.beside_ns + sent + self.configuration.step_ns(self._stage_finish_times(places, busy))
 
     def _larger_way(self, in_flight: int) -> Times:
-        """[n, n]: lower bounds on the longer of forward and backward of every part in a step."""
+        """[n, n]: lower bounds on the backwards of every part, of 1F1B on the longer of both ways, in a step."""
         assert self.slots is not None
         return self._raised("backward", self.slots.larger_way, in_flight)
 
@@ -287,11 +287,11 @@ class _CutSearch:
         return self._raised("updated", np.zeros_like(self.floors), in_flight)
 
     def _ending(self, in_flight: int) -> Times:
-        """[n, n]: lower bounds on the slots and K updates of every part; 0 where nothing is known."""
+        """[n, n]: lower bounds on K times a micro-batch and the update of every part; 0 where nothing is known."""
         return self._raised("ending", np.zeros_like(self.floors), in_flight)
 
     def _learn_ending(self, places: list[Place], queries: list[Query]) -> bool:
-        """Bound the update of the first stage, which ends last, before stages are solved; False if it is known."""
+        """Bound the last slots of the first stage with its update, before stages are solved; False if that is known."""
         if self.slots is None or self.effort.level < Level.PRICED or self.configuration.micro_batches == 1:
             return False
         first = [s == 0 for s in range(len(queries))]

@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from ...formulation.network.network import INFINITE
 from .shortest_cut import CutPath, Times
+from .slot_paths import slot_floors
 
 Nodes = npt.NDArray[np.int64]
 
@@ -56,7 +57,7 @@ _FAR = 1 << 49
 """Longer than any step, and short enough to be added up for all micro-batches."""
 
 _NEVER = INFINITE // 4
-"""What no cuts take, so that a few of it add up."""
+"""Longer than any cuts take, and short enough that a few of it add up."""
 
 _MOST_PATHS = 24
 """Paths whose least lengths over all cuts are compared."""
@@ -84,28 +85,26 @@ class OneFOneBBound:
     update: Times
 
     @cached_property
-    def _both_ways(self) -> Times:
-        """[2, n, n]: floors of every part's slots, forward and backward: none is shorter than the message it sends."""
-        forward, backward = (way[None, :] - way[:, None] for way in (self.forward, self.backward))
-        ahead, back = self.messages
-        return self.micro_batches * np.stack([np.maximum(forward, ahead[None, :]), np.maximum(backward, back[:, None])])
+    def _ways(self) -> Times:
+        """[2, n, n]: floors of every part's slots, forward and backward, of all micro-batches."""
+        return self.micro_batches * slot_floors(self.forward, self.backward, self.messages)
 
     @cached_property
     def larger_way(self) -> Times:
         """[n, n]: the larger floor of every part's slots, forward or backward."""
-        found: Times = self._both_ways.max(axis=0)
+        found: Times = self._ways.max(axis=0)
         return found
 
     @cached_property
     def least_busy(self) -> Times:
         """[n, n]: what the slots of every part take at least, whatever it computes."""
-        found: Times = self._both_ways.sum(axis=0)
+        found: Times = self._ways.sum(axis=0)
         return found
 
     @cached_property
-    def passed(self) -> Times:
+    def forward_through(self) -> Times:
         """[n, n]: floors of a forward through every part, and of the message that it sends ahead."""
-        found: Times = self._both_ways[0] + self.micro_batches * self.messages[0][None, :]
+        found: Times = self._ways[0] + self.micro_batches * self.messages[0][None, :]
         return found
 
     @cached_property
@@ -125,7 +124,7 @@ class OneFOneBBound:
         """Lower bound on the step of stages between these boundaries that are busy so long, K t_s each.
 
         `larger`: lower bounds on K times the longer of f_s and b_s; `updated`: on K t_s and the update; `ending`: on
-        K times the slots of a micro-batch and the update of the first stage.
+        K times the last slots of the first stage, of one micro-batch, and its update.
         """
         if max(busy) >= INFINITE:
             return INFINITE
@@ -146,7 +145,7 @@ class OneFOneBBound:
         """K times lower bounds on the end of each stage, its update included; arguments as of `step_ns`."""
         p, k = self.stages, self.micro_batches
         own, ends = self._in_slots(bounds, busy), [*pairwise(bounds)]
-        passed, sent = [int(self.passed[e]) for e in ends], [int(self.sent[b]) for b in bounds[1:]]
+        passed, sent = [int(self.forward_through[e]) for e in ends], [int(self.sent[b]) for b in bounds[1:]]
         found = list[int]()
         for s in range(p):
             smaller = int(_smaller(np.array(max(own[s], updated[s])), np.array(larger[s])))
@@ -161,12 +160,16 @@ class OneFOneBBound:
         if not ending:
             return plain
         counts, of_first = paths[:, 0], paths[:, 2 * self.stages]
-        ended = self.ended(counts, times[0] + update, ending) + plain - counts * times[0] - self.micro_batches * update
+        others = plain - counts * times[0] - self.micro_batches * update
+        ended = self.with_update(counts, times[0] + update, ending) + others
         found: Nodes = np.where(of_first == 0, np.maximum(plain, ended), plain)
         return found
 
-    def ended(self, count: int | Nodes, busy: int | Times, ending: int | Times) -> Times:
-        """K times so many micro-batches in the first stage and its update, of K and its update, and of one, K times."""
+    def with_update(self, count: int | Nodes, busy: int | Times, ending: int | Times) -> Times:
+        """K times so many micro-batches in the first stage, and its update.
+
+        `busy`: K micro-batches and the update; `ending`: K times one micro-batch and the update.
+        """
         k = self.micro_batches
         return np.asarray(((k - count) * ending + k * (count - 1) * busy) // max(1, k - 1))
 
@@ -308,13 +311,13 @@ class _Cuts:
         found[0] = found[0] + self.bound.micro_batches * self.update
         count, times, less = by_stage[0]
         if less == 0:
-            ended = self.bound.ended(count, self.own[0] + self.update, self.ending) + times * sent
+            ended = self.bound.with_update(count, self.own[0] + self.update, self.ending) + times * sent
             found[0] = np.where(self.ending > 0, np.maximum(found[0], ended), found[0])
         return found
 
     def _of_end(self, stage: int) -> list[Times]:
         k, sent = self.bound.micro_batches, self.sent[None, :]
-        passed = self.bound.passed[np.ix_(self.at, self.at)]
+        passed = self.bound.forward_through[np.ix_(self.at, self.at)]
         own, updated = self.own[stage], np.minimum(self.updated[stage], _FAR)
         less = (min(self.bound.stages - stage, k) - 1) * _smaller(np.maximum(own, updated), self.larger[stage])
         after = [t + sent for t in self.own[stage + 1 :]]

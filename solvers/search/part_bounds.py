@@ -116,8 +116,8 @@ class PartBounds:
     answers: dict[Hashable, list[tuple[Query, PartAnswer]]] = field(default_factory=dict)
     memory_needs: dict[Hashable, dict[int, MemoryNeed]] = field(default_factory=dict)  # by micro-batches in flight
     backward: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: ns of a step, at least
-    updated: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: of all, updates included
-    ending: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: with the update K times
+    updated: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: of all slots, and the update
+    ending: dict[Hashable, dict[int, int]] = field(default_factory=dict)  # likewise: and K updates
 
     def add(self, kind: Hashable, query: Query, answer: PartAnswer) -> None:
         self.answers.setdefault(kind, []).append((query, answer))

@@ -26,6 +26,17 @@ FORWARD, BACKWARD, AHEAD, BACK = range(4)
 """Rows of counts and times: the slots of a stage, and the messages that follow them."""
 
 
+def slot_floors(forward: Ints, backward: Ints, messages: Ints) -> Ints:
+    """[2, n, n]: floors of the slots of a micro-batch in every part, forward and backward.
+
+    `forward`, `backward` [n]: of what is before each boundary; `messages` [2, n]: of what crosses it, ahead and back.
+    No slot is shorter than the message that it sends.
+    """
+    ahead, back = messages
+    forward, backward = (way[None, :] - way[:, None] for way in (forward, backward))
+    return np.stack([np.maximum(forward, ahead[None, :]), np.maximum(backward, back[:, None])])
+
+
 class Path(NamedTuple):
     """`counts` [4][stages]; the update of the stages on `device`, where it ends, comes after it."""
 

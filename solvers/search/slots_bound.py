@@ -1,16 +1,17 @@
 """Lower bound on a step that is timed slot by slot, by paths through the slots of its order.
 
 A path has a_s forwards and c_s backwards of every stage s, some of the messages between stages, and ends on a device
-with the updates of its stages. Its length is linear in these times, so any mean of paths bounds the step as well, and
-the bound of given stages is that of the best mean. Let n = min(a_s, c_s). Of a stage are known the least time of its
-slots, K t_s, of these with its update, w_s, and of its forwards, backwards and update by themselves, f_s, b_s and u_s.
+with the updates of its stages. Its length is linear in these times, so any weighted mean of paths bounds the step as
+well, and the bound of given stages is that of the best mean. Let n = min(a_s, c_s). Of a stage are known the least
+time of its slots, K t_s, of these with its update, w_s, and of its forwards, backwards and update by themselves, f_s,
+b_s and u_s.
 With the update counted m ≤ 1 times, the mean has at least
 
     n / K w_s + (m - n / K) u_s, or m w_s + (n / K - m) K t_s where m < n / K,
     (a_s - n) f_s + (c_s - n) b_s, and its messages.
 
-Of the first stage, with which all paths begin, the least of K (t_s + u_s) is known too: n ≥ m, so u_s may be what that
-leaves of w_s.
+Of the first stage, with which all paths begin, the least of K (t_s + u_s) is known too. There n ≥ m, so that the update
+may be counted as what follows from that and w_s.
 
 The best cuts for one mean are a shortest path. The best mean is that of a game: cuts, with times as they are for a
 mean, are found for means, and means for the cuts found, until both agree; paths come from the slots as they run with
@@ -33,7 +34,7 @@ import numpy as np
 from ...formulation.network.network import INFINITE
 from ...formulation.pipeline.configuration import Configuration
 from .shortest_cut import CutPath, Times, shortest
-from .slot_paths import Floats, Ints, Path, SlotGraph, first_paths, slot_graph
+from .slot_paths import Floats, Ints, Path, SlotGraph, first_paths, slot_floors, slot_graph
 
 _CLOSE, _ROUGH = 5e-4, 4e-3
 """Shares of a step to which bounds are sought."""
@@ -75,11 +76,8 @@ class SlotsBound:
 
     @cached_property
     def _ways(self) -> Times:
-        """[2, n, n]: floors of every part's slots, forward and backward: none is shorter than the message it sends."""
-        forward, backward = (way[None, :] - way[:, None] for way in (self.forward, self.backward))
-        ahead, back = self.messages
-        found: Times = np.stack([np.maximum(forward, ahead[None, :]), np.maximum(backward, back[:, None])])
-        return self.configuration.micro_batches * found
+        """[2, n, n]: floors of every part's slots, forward and backward, of all micro-batches."""
+        return self.configuration.micro_batches * slot_floors(self.forward, self.backward, self.messages)
 
     @property
     def larger_way(self) -> Times:
@@ -110,7 +108,7 @@ class SlotsBound:
         """Lower bound on the step of stages between these boundaries that are busy so long, K t_s each.
 
         That of the first one includes its update. `backward`: lower bounds on K b_s; `updated`: on K t_s and the
-        update; `ending`: on K times the slots of a micro-batch and the update of the first stage.
+        update; `ending`: on K times the last slots of the first stage, of one micro-batch, and its update.
         """
         if max(busy) >= INFINITE:
             return INFINITE
@@ -165,9 +163,9 @@ class SlotsBound:
         slots = np.maximum(np.maximum(busy if stage else least, least), forward + backward)
         whole = np.maximum(np.maximum(updated, busy), slots + update)
         ahead, back = self.messages[0][j] + 0 * least, self.messages[1][i] + 0 * least
-        last = np.maximum(update, (ending - whole) // max(1, k - 1))
+        implied = np.maximum(update, (ending - whole) // max(1, k - 1))
         return _Stages(
-            slots, whole, update, ending=last, forward=forward, backward=backward, ahead=k * ahead, back=k * back
+            slots, whole, update, implied, forward=forward, backward=backward, ahead=k * ahead, back=k * back
         )
 
     def _lengths(self, stages: _Stages) -> Floats:
@@ -183,8 +181,8 @@ class SlotsBound:
         updates = ends[:, None] == np.arange(own.stages) % own.devices
         if not self.means:
             return counts, updates.astype(np.float64)
-        means, ending = (np.array(each) for each in zip(*self.means, strict=True))
-        return np.concatenate([counts, means]), np.concatenate([updates, ending])
+        means, of_means = (np.array(each) for each in zip(*self.means, strict=True))
+        return np.concatenate([counts, means]), np.concatenate([updates, of_means])
 
     # The best cuts
 
@@ -250,8 +248,8 @@ class SlotsBound:
     def mean(self, shares: Floats) -> _Mean:
         """The mean with these shares of paths."""
         own, (counts, ends) = self.configuration, self.every
-        ending: Floats = np.bincount(ends, shares, own.devices).astype(np.float64)
-        return _Mean(np.tensordot(shares, counts, 1), ending[np.arange(own.stages) % own.devices])
+        updates: Floats = np.bincount(ends, shares, own.devices).astype(np.float64)
+        return _Mean(np.tensordot(shares, counts, 1), updates[np.arange(own.stages) % own.devices])
 
 
 class _Mean(NamedTuple):
@@ -264,14 +262,14 @@ class _Mean(NamedTuple):
 class _Stages(NamedTuple):
     """Times of stages, K micro-batches each: of one stage by part, or of every stage of a cut.
 
-    `slots`: all of them; `whole`: with the update; `ending`: the update where both take no more than they must
-    together; `ahead`, `back`: the messages that it sends.
+    `slots`: all of them; `whole`: with the update; `implied`: the update where `whole` is no longer than is known of
+    it; `ahead`, `back`: the messages that it sends.
     """
 
     slots: Any
     whole: Any
     update: Any
-    ending: Any
+    implied: Any
     forward: Any
     backward: Any
     ahead: Any
@@ -281,7 +279,7 @@ class _Stages(NamedTuple):
         """What the stages add to a mean, at least."""
         forward, backward, ahead, back = counts
         both = np.minimum(forward, backward)
-        early = both * self.whole + (updates - both) * self.ending
+        early = both * self.whole + (updates - both) * self.implied
         late = updates * self.whole + (both - updates) * self.slots
         found = np.where(updates >= both, early, late) + ahead * self.ahead + back * self.back
         return found + (forward - both) * self.forward + (backward - both) * self.backward
@@ -294,8 +292,8 @@ class _Stages(NamedTuple):
         """The times of the stages of a cut with which a mean is that short; `slots` and `whole` are then of no use."""
         ahead, back, *_ = mean.counts
         early = mean.updates >= np.minimum(ahead, back)
-        slots = np.where(early, np.maximum(self.whole - self.ending, self.slots), self.slots)
-        update = np.where(early, self.ending, self.whole - self.slots)
+        slots = np.where(early, np.maximum(self.whole - self.implied, self.slots), self.slots)
+        update = np.where(early, self.implied, self.whole - self.slots)
         least, known = slots - self.forward - self.backward, self.forward + self.backward
         share = np.where(known > 0, self.forward / np.maximum(known, 1), 0.5)
         more = np.where(ahead == back, share, ahead < back) * least

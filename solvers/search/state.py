@@ -58,7 +58,7 @@ class Proved:
     options: int = 0  # of the largest network
     seconds: float = 0.0  # of work
     solving: float = 0.0  # of these, inside solvers
-    assumed: int = INFINITE  # bounds are of plans whose step is below it
+    assumed: int = INFINITE  # bounds hold only for plans whose step is below it
     missing: int | None = None  # lower bound on the bytes that some part lacks
     prices: tuple[float, ...] = ()  # ns per byte, where memory was scarce last
     refusal: str = ""  # why a part could not be encoded

@@ -70,7 +70,7 @@ def test_short_orders_are_orders_of_fewer_micro_batches() -> None:
 
 
 def test_repetitions_are_proved_by_two_clean_places() -> None:
-    short = Short(np.arange(0), np.arange(0), 0, runs=[Run(2, 3, 4)])  # from 2 to 14
+    short = Short(np.arange(0), np.arange(0), 0, runs=[Run(2, 14, 3)])
     assert short.proved([2, 5]) and short.proved([11, 14])
     assert not short.proved([2, 4]) and not short.proved([12, 15])
 

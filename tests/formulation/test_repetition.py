@@ -141,7 +141,7 @@ def test_few_micro_batches_tell_what_all_do(name: str, monkeypatch: pytest.Monke
 
 
 def test_too_few_micro_batches_are_lengthened_until_they_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three repetitions do not reach the steady state of five stages."""
+    """Three repetitions do not reach the steady state of three stages."""
     monkeypatch.setattr(repetition, "KEPT", 3)
     found = compared(lambda: written("eager", 3, 80, 1), unlike(3, 1), monkeypatch)
     assert found.looped.order.repeat is not None

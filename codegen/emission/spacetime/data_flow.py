@@ -17,7 +17,7 @@ from ....formulation.spacetime.materialized import (
     Register,
     Run,
     communicates,
-    passing,
+    identities,
     reads,
     writes,
 )
@@ -152,7 +152,7 @@ class Flow:
         self._phases: list[Phase | None] = []  # by place, as are the next
         self._ops: list[Op | None] = []
         self._transfers: list[bool] = []
-        self.passing = passing(self.instructions)  # by operator the zeros that it need not add
+        self.identities = identities(self.instructions)
         for place, instruction in enumerate(self.instructions):
             for register in writes(instruction):
                 self.writers[register].append(place)

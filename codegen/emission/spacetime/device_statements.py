@@ -101,7 +101,7 @@ class DeviceWriter(Blocks):
         match instruction := self.flow.instructions[place]:
             case Run():
                 self._run(instruction)
-            case Zeros(passed=True):
+            case Zeros(omitted=True):
                 pass
             case Zeros():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)

@@ -125,7 +125,7 @@ class Segments(FunctionWriter):
                 for cut, own in zip(op.cuts, _cut_keys(op), strict=True)
             )
             again = tuple(register.tensor.node for register in flow.again(op))
-            kinds = op in flow.passing, op.split, op.computed_once, flow.of(op, Phase.BACKWARD) is None, again
+            kinds = op in flow.identities, op.split, op.computed_once, flow.of(op, Phase.BACKWARD) is None, again
             found.append((op.node, kinds, tuple(operands), number(flow.result(op)), tuple(cuts)))
         at = {op: place for place, op in enumerate(self.segment.ops)}
         return tuple(found), tuple(at[out.op] for out in self.code.outs)
@@ -175,7 +175,7 @@ class Segments(FunctionWriter):
 
     def _operator(self, op: Op, is_counted: bool) -> None:
         operands = []
-        registers, zeros = self.flow.operands(op), self.flow.passing.get(op)
+        registers, zeros = self.flow.operands(op), self.flow.identities.get(op)
         for operand, source in enumerate(op.of.inputs):
             register = registers.get(operand)
             if register is not None and register is zeros:
@@ -187,7 +187,7 @@ class Segments(FunctionWriter):
             else:
                 operands.append(self._argument(op, operand, register))
         if zeros is not None:
-            self.made[op] = self.add(Statement(_passed_on, tuple(operands), "view", self._value_name(op.node), op.node))
+            self.made[op] = self.add(Statement(_identity, tuple(operands), "view", self._value_name(op.node), op.node))
             return
         if is_counted:
             operands.append(self._leaf(("count", op.node), "weight", f'at.counts["{op.of.name}"]', op.node))
@@ -353,7 +353,7 @@ def _cut_keys(op: Op) -> list[tuple[str, int, int, int]]:
     return [(label, count, cut.parts, cut.number) for (label, count), cut in op.labels.items()]
 
 
-def _passed_on(texts: Sequence[str]) -> str:
+def _identity(texts: Sequence[str]) -> str:
     return f"{enclosed(texts[0])}[...]"
 
 

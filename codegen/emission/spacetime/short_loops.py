@@ -8,27 +8,18 @@ the loops over them get the turns that were left out. The numbers of later micro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from ....formulation.spacetime.repetition import Numbers
+from ....formulation.spacetime.repetition import Numbers, Run, runs
 
 KEPT = 4
 """Repetitions that are kept before those left out, and after them."""
 
 LONGEST_SHIFT = 8
 """Most micro-batches from one repetition to the next: interleaved stages take several in turn."""
-
-
-class Run(NamedTuple):
-    """Places in the order of a device whose instructions repeat: from `start` on, every `period`."""
-
-    start: int
-    period: int
-    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +45,8 @@ class Short:
         """
         found = {*clean}
         return all(
-            any(x in found and x + period in found for x in range(start, start + (turns - 1) * period + 1))
-            for start, period, turns in self.runs
+            any(x in found and x + run.period in found for x in range(run.start, run.stop - run.period + 1))
+            for run in self.runs
         )
 
 
@@ -66,32 +57,19 @@ def shortened(own: Numbers, micros: Numbers, count: int, repeated: Numbers) -> S
     out unless all of these repeat.
     """
     for shift in range(1, LONGEST_SHIFT + 1):
-        runs = [run for run in _runs(own, micros, count, shift) if run.turns > 2 * KEPT]
-        inside = [np.unique(own[run.start : run.start + run.period]) for run in runs]
+        found = [run for run in runs(own, micros, shift, count) if run.turns > 2 * KEPT]
+        inside = [np.unique(own[run.start : run.start + run.period]) for run in found]
         if inside and np.array_equal(np.sort(np.concatenate(inside)), np.flatnonzero(repeated)):
-            return _without(own, micros, count, (shift, runs), repeated)
+            return _without(own, micros, count, (shift, found), repeated)
     return Short(own, micros, count)
-
-
-def _runs(own: Numbers, micros: Numbers, count: int, shift: int) -> Iterator[Run]:
-    """Where instructions come again for the micro-batches that are `shift` later, all after the same number."""
-    keys = own * count + micros
-    place = np.full(int(own.max(initial=0) + 1) * count + shift, -1, dtype=np.int64)
-    place[keys] = np.arange(len(keys))
-    after = np.where(micros + shift < count, place[keys + shift], -1) - np.arange(len(keys))
-    begins = np.concatenate(([0], 1 + np.flatnonzero(np.diff(after)), [len(after)]))
-    for start, stop in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
-        period = int(after[start]) if stop > start else 0
-        if period > 0:
-            yield Run(start, period, (stop - start) // period)
 
 
 def _without(own: Numbers, micros: Numbers, count: int, found: tuple[int, Sequence[Run]], repeated: Numbers) -> Short:
     """The instructions without as many repetitions as all runs can spare."""
-    shift, runs = found
-    spared = min(run.turns for run in runs) - 2 * KEPT
+    shift, longest = found
+    spared = min(run.turns for run in longest) - 2 * KEPT
     late, kept, since, short = spared * shift, np.ones(len(own), dtype=bool), dict[int, int](), micros.copy()
-    for run in runs:
+    for run in longest:
         cut = run.start + KEPT * run.period + _offset(micros, run)
         stop = cut + spared * run.period
         kept[cut:stop] = False
@@ -104,9 +82,9 @@ def _without(own: Numbers, micros: Numbers, count: int, found: tuple[int, Sequen
     short[last] -= late
     since |= dict.fromkeys(own[last].tolist(), count - 1 - late)
     where = np.cumsum(kept) - 1
-    return Short(
-        own[kept], short[kept], count - late, late, since, [Run(int(where[r.start]), r.period, KEPT) for r in runs]
-    )
+    begins = [int(where[run.start]) for run in longest]
+    left = [Run(start, start + KEPT * run.period, run.period) for start, run in zip(begins, longest, strict=True)]
+    return Short(own[kept], short[kept], count - late, late, since, left)
 
 
 def _offset(micros: Numbers, run: Run) -> int:
