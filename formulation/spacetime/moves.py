@@ -81,7 +81,7 @@ class Moves:
         return found
 
     def repeats(self, repeat: Repeat) -> bool:
-        """True if what goes on together is the same in each repetition: none of it goes on through a whole one."""
+        """True if the same transfers are taken together in each repetition: no such group is as long as a whole one."""
         steps = self.looped.steps[repeat.start : repeat.stop]
         kinds = self._kinds[steps[self.transfers[steps]]]
         return not kinds.size or bool((kinds != kinds[0]).any())

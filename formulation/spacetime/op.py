@@ -206,7 +206,7 @@ class Op:
 
     @property
     def is_kept(self) -> bool:
-        """True if its recomputation is its result, which the group keeps: of a product in which nothing is sent."""
+        """True if its group keeps its result, as of a product in which devices exchange no data: it runs once."""
         own = self.forward or self
         return own.group in self.graph.selective and gives_product(self.graph.pcg, self.node) and not own.exchanges
 

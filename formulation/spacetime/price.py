@@ -94,7 +94,7 @@ class Prices:
         return self._saved[key]
 
     def retained(self, op: Op) -> list[int]:
-        """The operands that are fetched weights which backward needs, and does not fetch again."""
+        """The operands that are `retained` weights, if backward needs them."""
         if self.graph.retained.isdisjoint(op.of.inputs):
             return []
         names = operator(op.of.op).named(op.of)

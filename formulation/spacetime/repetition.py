@@ -191,7 +191,7 @@ def _without(own: Sequence[Slot], run: Run, shift: int, spared: int) -> tuple[Sl
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Until `stop`, all tasks that end do so as others did before `start`, for earlier micro-batches by `micros`."""
+    """At `stop` devices are where they were at `start`, `micros` micro-batches later; this comes `times` more often."""
 
     start: int
     stop: int

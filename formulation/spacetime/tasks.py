@@ -354,7 +354,7 @@ class _Writers:
         return _Part(cell, [(addends, tuple(ops)) for addends, ops in sorted(taken)], wrong)
 
     def _share(self, of: tuple[PTensor, Via], cell: Box, written: Addends) -> Addends:
-        """The share whose readers take an addend: that in which it begins, or else one whose devices all write it.
+        """The share whose readers take an addend: that in which it begins, or else one all of whose devices write it.
 
         So a whole value is kept at one coordinate (R -> P), parts are padded where they are (S -> P), and gradients
         stay with the devices of a branch. Those of a micro-batch stay with its readers. All readers find the same,

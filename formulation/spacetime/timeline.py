@@ -251,7 +251,7 @@ class Timeline:
         return found, self._again(states[:-1], (stops - sizes).tolist())
 
     def _cuts(self) -> list[int]:
-        """Before and after each of the last repetitions of events that stand for those that are left out."""
+        """The places between the last repetitions that are alike, at which states of the simulation are compared."""
         repeat = self.repeat
         if repeat is None or not self.moves.repeats(repeat):
             return []

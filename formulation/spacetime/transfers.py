@@ -75,7 +75,7 @@ class Transfers:
         return True
 
     def _take(self, demand: Demand, boxes: Sequence[Box], held: Register, use: Hashable) -> None:
-        """A demand takes boxes of what its device has; of the gradient of a fetched parameter it keeps copies alone."""
+        """Give a demand boxes that its device holds; of gradients of fetched parameters copies, to free the rest."""
         if use is not None:
             demand.parts += [(box, self.builder.slice(held, box, START, copied=True)) for box in boxes]
         else:

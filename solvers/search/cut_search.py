@@ -34,7 +34,7 @@ from .state import Effort, Level, Proved, Stages
 _Key = TypeVar("_Key", bound=Hashable)
 
 CLOSE = 1e-3
-"""Share of a step for which nothing better is sought."""
+"""Share of a step that is not worth another search."""
 
 _SLACK_SHARE = 0.25
 """Share of the gap that a bound may lose by leaving short stages unsolved."""
@@ -98,7 +98,7 @@ class Parts(Protocol):
         ...
 
     def as_planned(self, i: int, j: int, query: Query, answer: PartAnswer, effort: Effort) -> PartAnswer:
-        """A solution that is short in all that a part does, where its time counts less; else the answer."""
+        """A solution that is good with updates and messages, too, which the bound leaves out; else the answer."""
         ...
 
     def least_backward(self, i: int, j: int, in_flight: int, effort: Effort) -> int:
@@ -114,7 +114,7 @@ class Parts(Protocol):
         ...
 
     def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
-        """The least time of a part whose update takes no longer than `most`; None: it never does."""
+        """The least time of a part whose update takes no longer than `most`; None: it never takes longer."""
         ...
 
     def memory_need(self, i: int, j: int, in_flight: int) -> MemoryNeed:
@@ -322,7 +322,7 @@ class _CutSearch:
         return self._learn(places, queries, waiting, self.state.known.backward, self.parts.least_backward)
 
     def _learn_updates(self, places: list[Place], queries: list[Query], answers: Sequence[PartAnswer]) -> bool:
-        """Bound all with updates of stages where the step may depend on them; False if in none."""
+        """Bound slots and update of stages on whose end the step may depend; False if there are none."""
         if self.slots is None:
             return False
         bounds, busy = [b for b, _ in places], [a.objective or 0 for a in answers]
@@ -340,7 +340,7 @@ class _CutSearch:
         known: dict[Hashable, dict[int, int]],
         least: Callable[[int, int, int, Effort], int],
     ) -> bool:
-        """Learn such a time of the stages where it is needed and unknown; False if nowhere."""
+        """Find the `least` time of the stages that need it, and add it to what is `known`; False if all is known."""
         before, effort = self.state.solved, replace(self.effort, cutoff=None)
         for ((i, _), (j, _)), query, is_needed in zip(pairwise(places), queries, needed, strict=True):
             own = known.setdefault(self.parts.kind(i, j), {})
@@ -577,7 +577,7 @@ class _CutSearch:
         self.lower_bounds, self.times = {}, {}
 
     def _solve_rest(self, places: list[Place], queries: list[Query]) -> None:
-        """Solve the other parts of the chosen cut too: to choose closely takes as long."""
+        """Solve the other parts of the chosen cut, too, since to choose another one closely takes as long."""
         while self.state.solved < self.most_solved and monotonic() < self.until:
             query = self._next_query(places, queries)
             if query is None:

@@ -133,7 +133,7 @@ class OneFOneBBound:
     def paths_ns(
         self, bounds: Sequence[int], busy: Sequence[int], larger: Sequence[int], updated: Sequence[int], ending: int
     ) -> Nodes:
-        """K times what every path through the slots takes at least, then until the end of every stage."""
+        """K times the least lengths of all paths through the slots, then the least ends of all stages."""
         own, sent = np.array(self._in_slots(bounds, busy)), self.sent[np.array(bounds[1:])]
         times = np.concatenate([own, sent, _smaller(own, np.array(larger))])
         found = self.lengths(times, int(self.update[bounds[1]]), ending)
@@ -174,7 +174,7 @@ class OneFOneBBound:
         return np.asarray(((k - count) * ending + k * (count - 1) * busy) // max(1, k - 1))
 
     def waiting_ns(self, bounds: Sequence[int], busy: Sequence[int]) -> list[int]:
-        """For every stage what *once* would come to if one of its forward and backward took no time."""
+        """For every stage the length of the path *once* if its forward or its backward took no time."""
         k, busy = self.micro_batches, self._in_slots(bounds, busy)
         total = sum(busy) + sum(int(self.sent[b]) for b in bounds[1:])
         return [-(-(total + (k - 1) * own) // k) for own in busy]
@@ -263,7 +263,7 @@ class _Cuts:
         return self.bound.paths_ns(bounds, busy, larger, updated, int(self.ending[ends[0]]))
 
     def least(self, chosen: Sequence[int], below: int) -> CutPath | None:
-        """The least of all cuts of the longest of the chosen paths, if it is below that; cuts that take so long.
+        """The cuts whose longest chosen path is shortest, with a bound on it; None unless that is less than `below`.
 
         Where there are too many the most promising are followed, and the bound is that of the others too.
         """

@@ -123,7 +123,7 @@ class PartBounds:
         self.answers.setdefault(kind, []).append((query, answer))
 
     def replace(self, kind: Hashable, query: Query, worse: PartAnswer, answer: PartAnswer) -> None:
-        """Add an answer instead of one whose solution is of no use; its bound stays."""
+        """Add an answer in place of one whose solution is of no use; the bound of that one stays."""
         bare = replace(worse, objective=None, assignment=None, in_flight=0, ends=((), (), ()))
         self.answers[kind] = [(q, bare if a.assignment == worse.assignment else a) for q, a in self.answers[kind]]
         self.add(kind, query, answer)
@@ -152,7 +152,7 @@ class PartBounds:
         return PartBounds(bounds, needs, *self.copied_times())
 
     def copied_times(self) -> Iterator[dict[Hashable, dict[int, int]]]:
-        """Copies of all that is known of times other than of stages as they are bounded."""
+        """Copies of `backward`, `updated` and `ending`."""
         return ({k: {**own} for k, own in of.items()} for of in (self.backward, self.updated, self.ending))
 
     def bound(self, kind: Hashable, query: Query) -> int:

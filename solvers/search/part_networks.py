@@ -146,7 +146,7 @@ class PartNetworks:
         )
 
     def as_planned(self, i: int, j: int, query: Query, answer: PartAnswer, effort: Effort) -> PartAnswer:
-        """A solution that is short in all that a stage does, where the bound counts its slots alone.
+        """A solution that is good with updates and messages, too, where the bound counts slots alone.
 
         In the layouts of an answer at the ends, which neighbours agree on; that answer if no better one is found.
         """
@@ -178,7 +178,7 @@ class PartNetworks:
         return answer
 
     def solve_without_long_updates(self, i: int, j: int, query: Query, effort: Effort, most: int) -> PartAnswer | None:
-        """Solve a part without the weights' options with which its update takes longer than `most` ns; None: of none.
+        """Solve a part without options of weights that make its update longer than `most` ns; None: there are none.
 
         Only where nothing hides beside kernels, so that updates are times of weights alone.
         """

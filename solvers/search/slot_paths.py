@@ -83,7 +83,7 @@ class SlotGraph:
         return [float(ends[end]) + own for end, own in zip(self.ends, closing, strict=True)], came
 
     def path(self, came: Ints, device: int) -> Path:
-        """The path of which `longest` tells."""
+        """The longest path to the end of a device; `came` is what `longest` returned."""
         counts = np.zeros((4, self.stages), dtype=np.int64)
         task = self.ends[device]
         while task >= 0:

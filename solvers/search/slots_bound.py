@@ -126,7 +126,7 @@ class SlotsBound:
         return np.array([k * _whole(ends[s % len(ends)]) for s in range(len(busy))])
 
     def waiting_ns(self, bounds: Sequence[int], busy: Sequence[int]) -> list[int]:
-        """For every stage what a path could come to if one of its forward and backward took no time."""
+        """For every stage the length that a path could have if its forward or its backward took no time."""
         ways = [int(self.larger_way[ends]) for ends in pairwise(bounds)]
         stages = self._stages(bounds, busy, ways, ())
         counts, _ = self._rows
@@ -156,7 +156,7 @@ class SlotsBound:
         return _Stages(*map(np.array, zip(*made, strict=True)))
 
     def _stage(self, stage: int, between: tuple[Any, Any], known: tuple[Times, Times, Times, Times]) -> _Stages:
-        """The times of a stage between two boundaries, or any two of them, of which the four arguments are known."""
+        """The times of a stage between two boundaries, or between any two, of which these four times are known."""
         busy, backward, updated, ending = known
         (i, j), k = between, self.configuration.micro_batches
         forward, least, update = self._ways[0][i, j], self.least_busy[i, j], self.update[j] - self.update[i]
@@ -289,7 +289,7 @@ class _Stages(NamedTuple):
         return _Stages(*(times[ends] for times in self))
 
     def as_counted(self, mean: _Mean) -> _Stages:
-        """The times of the stages of a cut with which a mean is that short; `slots` and `whole` are then of no use."""
+        """Times of the stages with which a mean has just its least length; `slots` and `whole` are then of no use."""
         ahead, back, *_ = mean.counts
         early = mean.updates >= np.minimum(ahead, back)
         slots = np.where(early, np.maximum(self.whole - self.implied, self.slots), self.slots)
@@ -453,7 +453,7 @@ def _stacked(paths: Iterable[Path], micro_batches: int) -> tuple[Floats, Ints]:
 
 @lru_cache(maxsize=64)
 def _even(*shape: Any) -> float:
-    """The share of what all stages are busy together that a step takes, wherever it is."""
+    """The least step, as a share of the time that all stages are busy together, however it is spread over them."""
     counts, _ = _stacked(first_paths(*shape), shape[-1])
     each = counts[:, :2].reshape(len(counts), -1)
     _, shares, _ = _best_mean(each.T)

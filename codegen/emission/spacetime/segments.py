@@ -81,7 +81,7 @@ def arrange(flow: Flow) -> Arranged:
 
 
 def keeps(op: Op) -> bool:
-    """True in selective groups, but for products that are computed again: in functions that keep what products give."""
+    """True if its function keeps results of products: in selective groups, but for products that are computed again."""
     return op.group in op.graph.selective and (op.is_kept or not is_product(op.graph.pcg, op.node))
 
 

@@ -88,7 +88,7 @@ def _without(own: Numbers, micros: Numbers, count: int, found: tuple[int, Sequen
 
 
 def _offset(micros: Numbers, run: Run) -> int:
-    """Where in a repetition fewest instructions follow others of their micro-batch: no loop is cut there."""
+    """The place in a repetition around which instructions have the fewest micro-batches in common: no loop is cut."""
 
     def cut(at: int) -> int:
         before, after = micros[max(0, at - half) : at], micros[at : at + half]

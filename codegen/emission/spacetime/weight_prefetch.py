@@ -17,7 +17,7 @@ from ....formulation.spacetime.repetition import Numbers, Order, Repeat
 from .data_flow import COMPUTING, forward_of, labels, layer
 
 ALIKE = 16
-"""Most repetitions of a schedule between which others are put."""
+"""Most repetitions of a schedule between which a place for others is sought."""
 
 
 def by_layer(looped: Looped) -> Looped:
@@ -40,7 +40,7 @@ def by_layer(looped: Looped) -> Looped:
 
 
 def _moved(looped: Looped, target: Numbers) -> Order:
-    """The order with events before those of `target`, which are they themselves where they stay."""
+    """The order with every event moved before its `target`; one that stays is its own target."""
     short, repeat = looped.short, looped.order.repeat
     steps, micros, every = short.steps, short.micros, np.arange(len(short.steps))
     stays = target[steps] == steps
@@ -65,7 +65,7 @@ def _moved(looped: Looped, target: Numbers) -> Order:
 
 
 def _between(repeat: Repeat, count: int, moving: Numbers, before: Numbers) -> int | None:
-    """Between which of `count` equal repetitions others may lie, whose events move as theirs do; None: nowhere.
+    """The place between `count` equal repetitions where more can be inserted, whose events move alike; None: nowhere.
 
     Around it events move by less than the repetitions on either side, and none from after all of them to before it.
     """
