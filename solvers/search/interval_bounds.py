@@ -33,10 +33,11 @@ def positions_by_kind(
 
 
 def max_adjacent_sum(one: Times, other: Times) -> Times:
-    """[n, n]: for each part, the largest one[i, k] + other[k, j] over its boundaries k."""
+    """[n, n]: for each part, the largest one[i, k] + other[k, j] over its boundaries k; -INFINITE where i > j."""
     sums = np.full_like(one, -INFINITE)
     for k in range(len(one)):
-        np.maximum(sums, one[:, k, None] + other[None, k, :], out=sums)
+        within = sums[: k + 1, k:]  # elsewhere -INFINITE would cancel what is INFINITE
+        np.maximum(within, one[: k + 1, k, None] + other[None, k, k:], out=within)
     return np.clip(sums, -INFINITE, INFINITE)
 
 
