@@ -214,7 +214,7 @@ class OneFOneBBound:
         chosen, best, step = [0], None, _NEVER
         while True:  # of the paths through slots those that are the longest somewhere
             found = cuts.least(chosen, step)
-            if found is None:
+            if not found.nodes:
                 break
             lengths = cuts.along(found.nodes)
             longest = int(lengths.argmax())
@@ -223,7 +223,7 @@ class OneFOneBBound:
             if longest in chosen or len(chosen) == _MOST_PATHS:
                 return CutPath(found.nodes, -(-found.objective // self.micro_batches))
             chosen.append(longest)
-        return None if best is None else CutPath(best, -(-step // self.micro_batches))
+        return None if best is None else CutPath(best, -(-found.objective // self.micro_batches))
 
 
 class _Cuts:
@@ -262,8 +262,8 @@ class _Cuts:
         )
         return self.bound.paths_ns(bounds, busy, larger, updated, int(self.ending[ends[0]]))
 
-    def least(self, chosen: Sequence[int], below: int) -> CutPath | None:
-        """The cuts whose longest chosen path is shortest, with a bound on it; None unless that is less than `below`.
+    def least(self, chosen: Sequence[int], below: int) -> CutPath:
+        """The cuts whose longest chosen path is shortest, with a bound on it; no cuts if those followed take `below`.
 
         Where there are too many the most promising are followed, and the bound is that of the others too.
         """
@@ -284,7 +284,7 @@ class _Cuts:
             labels = np.concatenate([labels[of], to[:, None]], axis=1)
             taken = np.stack([t[of, to] for t in whole], axis=1)
         if not len(labels):
-            return None
+            return CutPath((), left)
         steps = taken.max(axis=1)
         best = int(steps.argmin())
         return CutPath(tuple(labels[best].tolist()), min(left, int(steps[best])))

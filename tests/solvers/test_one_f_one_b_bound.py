@@ -107,7 +107,8 @@ def test_equal_stages_take_what_bounds_them(size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_no_cut_has_a_lower_bound(seed: int) -> None:
+def test_no_cut_has_a_lower_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has any where only some cuts are followed."""
     rng = random.Random(seed)
     size, micros = rng.randint(2, 4), rng.randint(1, 9)
     nodes = size + rng.randint(1, 4)
@@ -140,3 +141,7 @@ def test_no_cut_has_a_lower_bound(seed: int) -> None:
         assert found is None
     else:
         assert found is not None and found.objective == least == steps[found.nodes], (found, least)
+        for most in (1, 2):
+            monkeypatch.setattr("partita.solvers.search.one_f_one_b_bound._MOST_CUTS", most)
+            some = own.best_path(at, busy, [own.larger_way] * size, updated, ending)
+            assert some is not None and some.objective <= least
