@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import partita
-from partita import micro_batches, op_assign, op_join, op_trans, replicate, split
+from partita import micro_batches, op_assign, op_join, op_trans, recompute, replicate, split
 from partita.bench import conversions
 from partita.codegen.plan.choice import Choice
 from partita.codegen.plan.plan import Plan
@@ -335,6 +335,15 @@ def test_products_that_exchange_data_are_computed_again(tmp_path: Path) -> None:
     again = {op.of.op for op in graph.forward if op.recomputed and not op.is_kept}
     assert {op.of.op for op in graph.forward if op.is_kept} == {"linear"} and "attention" in again
     trained(checked(graph, 2), tmp_path)
+
+
+def test_a_selective_group_without_products_keeps_nothing(tmp_path: Path) -> None:
+    graph = by_samples().space_time_graph()
+    for op in graph.find("loss"):
+        recompute(op, selective=True)
+    made = checked(graph, 2)
+    trained(made, tmp_path)
+    assert "keep=True" not in made.source()
 
 
 def test_a_layer_in_parts_is_computed_one_part_after_another(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,13 @@ def test_states_on_the_host_stay_there() -> None:
     assert [found[f"layers.{layer}.up.weight"][0].offloaded for layer in range(2)] == [True, False]
     with pytest.raises(PartitaError, match="--no-offload, but the --start plan has the states of 'token_embedding"):
         completed(made, offload=False)
+
+
+def test_an_optimizer_without_states_has_none_on_the_host() -> None:
+    partita.swap((made := assigned(graph(), split("batch", 4))).optimizer)
+    training = replace(TRAINING, optimizer="sgd")
+    found = plan_graph(made.pcg, Machine.adhoc((4,)), training, SearchSpace(start=Start(made)), SERIAL)
+    assert not any(choice.offloaded for choice in found.choices)
 
 
 def test_a_stage_begins_between_operators_that_are_assigned() -> None:

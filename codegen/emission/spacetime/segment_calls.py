@@ -85,7 +85,8 @@ class Blocks(Registers):
 
     def _forward(self, code: Code, phase: Phase) -> None:
         flow, first, inside = self.flow, code.segment.ops[0], {*code.segment.ops}
-        keep, again = phase is Phase.FORWARD and keeps(first), flow.of(first, Phase.RECOMPUTE) is not None
+        again = flow.of(first, Phase.RECOMPUTE) is not None
+        keep = phase is Phase.FORWARD and keeps(first) and any(op.is_kept for op in inside)
         recorded = code.has_gradients and (phase is Phase.RECOMPUTE or not again or keep)
         weights = self._weights(code, phase)
         texts = [

@@ -116,6 +116,11 @@ class Weights(EncodingPass):
             builder.options.space.decided.stored.get(node.name), self._read_as(base),
         )  # fmt: skip
 
+    @property
+    def _keeps_states(self) -> bool:
+        """True if the optimizer has something that could be on the host."""
+        return optimizer_states(self.builder.optimizer) + self.builder.precision.copied > 0
+
     def _is_large(self, base: int, gradient: _Gradient) -> bool:
         pcg = self.builder.pcg
         return gradient.dense and pcg.nodes[base].numel * LEAST >= largest_weight(pcg)
@@ -134,7 +139,7 @@ class Weights(EncodingPass):
             kept,
             spreads,
             scatter=moves and builder.micro_batches > 1,
-            offload=moves and builder.offloads,
+            offload=moves and builder.offloads and self._keeps_states,
         )
         found = self._restricted(base, found, gradient)
         if not (found.scattered | found.offloaded).any():
