@@ -267,12 +267,34 @@ def _order(
         start, stop = (int(np.searchsorted(order, pace.ended(at) * events)) for at in (again.start, again.stop))
         repeat = Repeat(start, stop, again.micros, again.times)
     places %= len(rows)
+    _check_reads(members, loop, places, micros)
     if repeat is not None:
         between = np.array([own == 1 for own in members.event])
         times = np.bincount(places[repeat.start : repeat.stop], minlength=len(rows))
         if not np.array_equal(times, np.where(between, repeat.micros, 0)):
             return None
     return Order(places, micros, repeat)
+
+
+def _check_reads(members: _Members, loop: Loop, places: Numbers, micros: Numbers) -> None:
+    """Raise Irregular if an event comes before one of its micro-batch, or of none, that writes what it reads."""
+    at = np.full((len(members.event), loop.count), -1, dtype=np.int32)  # by event and micro-batch: when it comes
+    at[places, micros] = np.arange(len(places))
+    own = [(0,) if number is None else loop.stands_for(number) for number in members.event]
+    writers: dict[Register, int] = {}
+    for step, instructions in enumerate(members.instructions):
+        for register in (register for instruction in instructions for register in writes(instruction)):
+            writers.setdefault(register, step)
+    for step, instructions in enumerate(members.instructions):
+        for register in (register for instruction in instructions for register in reads(instruction)):
+            writer = writers.get(register, step)
+            number = members.event[writer]
+            if writer == step or number not in (None, members.event[step]):
+                continue  # `_Members` compares those of different micro-batches
+            reading = at[step, own[step]]
+            written = at[writer, own[writer]]
+            if np.any((written >= reading) & (written >= 0) & (reading >= 0)):
+                raise Irregular(f"an event of micro-batch {number} is read before it comes")
 
 
 def _order_keys(
@@ -309,8 +331,8 @@ class _Members:
         self.register: dict[Register, int | None] = {}
         self.event: list[int | None] = []
         self.program, self.events = program, events_of(program)
-        for members in self.events:
-            own = [program.devices[number][place] for number, place in members]
+        self.instructions = [[program.devices[number][place] for number, place in own] for own in self.events]
+        for own in self.instructions:
             micro = self._event(own)
             if micro is None and not isinstance(own[0], Run | Accumulate):
                 made = {register for instruction in own for register in writes(instruction)}
@@ -339,9 +361,9 @@ class _Members:
     @cached_property
     def _readers(self) -> Mapping[Register, Sequence[int]]:
         found: dict[Register, list[int]] = defaultdict(list)
-        for step, members in enumerate(self.events):
-            for number, place in members:
-                for register in reads(self.program.devices[number][place]):
+        for step, own in enumerate(self.instructions):
+            for instruction in own:
+                for register in reads(instruction):
                     found[register].append(step)
         return found
 
