@@ -277,24 +277,24 @@ def _order(
 
 
 def _check_reads(members: _Members, loop: Loop, places: Numbers, micros: Numbers) -> None:
-    """Raise Irregular if an event comes before one of its micro-batch, or of none, that writes what it reads."""
-    at = np.full((len(members.event), loop.count), -1, dtype=np.int32)  # by event and micro-batch: when it comes
+    """Raise Irregular if an event would run before the one that writes what it reads.
+
+    `_Members` compares those of different micro-batches.
+    """
+    at = np.full((len(members.event), loop.count), -1, dtype=np.int32)  # when an event of a micro-batch runs
     at[places, micros] = np.arange(len(places))
-    own = [(0,) if number is None else loop.stands_for(number) for number in members.event]
-    writers: dict[Register, int] = {}
+    shown = [slice(1), *(slice(own.start, own.stop) for own in map(loop.stands_for, range(len(loop.shown))))]
+    own = [shown[0 if number is None else number + 1] for number in members.event]
+    seen = set[Register]()  # a sum that is added to has several writers, of which the first counts
     for step, instructions in enumerate(members.instructions):
-        for register in (register for instruction in instructions for register in writes(instruction)):
-            writers.setdefault(register, step)
-    for step, instructions in enumerate(members.instructions):
-        for register in (register for instruction in instructions for register in reads(instruction)):
-            writer = writers.get(register, step)
-            number = members.event[writer]
-            if writer == step or number not in (None, members.event[step]):
-                continue  # `_Members` compares those of different micro-batches
-            reading = at[step, own[step]]
-            written = at[writer, own[writer]]
-            if np.any((written >= reading) & (written >= 0) & (reading >= 0)):
-                raise Irregular(f"an event of micro-batch {number} is read before it comes")
+        for register in {register for instruction in instructions for register in writes(instruction)} - seen:
+            seen.add(register)
+            for reader in members.readers.get(register, ()):
+                if reader == step or members.event[step] not in (None, members.event[reader]):
+                    continue
+                written, reading = at[step, own[step]], at[reader, own[reader]]
+                if np.any((written >= reading) & (written >= 0) & (reading >= 0)):
+                    raise Irregular(f"a result of micro-batch {members.event[step]} is read before it is there")
 
 
 def _order_keys(
@@ -359,7 +359,8 @@ class _Members:
         return micro
 
     @cached_property
-    def _readers(self) -> Mapping[Register, Sequence[int]]:
+    def readers(self) -> Mapping[Register, Sequence[int]]:
+        """The events that read each register."""
         found: dict[Register, list[int]] = defaultdict(list)
         for step, own in enumerate(self.instructions):
             for instruction in own:
@@ -369,7 +370,7 @@ class _Members:
 
     def _tasks(self, register: Register) -> Iterator[int | None]:
         """The micro-batches of the tasks that read a register, or what is made of it."""
-        for step in self._readers.get(register, ()):
+        for step in self.readers.get(register, ()):
             for number, place in self.events[step]:
                 instruction = self.program.devices[number][place]
                 if isinstance(instruction, Run):

@@ -1,8 +1,7 @@
 """Slots of a template's tasks, whose micro-batches run the tasks of a slot in one order.
 
-Tasks that nothing orders run once their data is there, and what other devices send to the first micro-batch may come
-later than to the others, which fill a pipeline with it. `in_one_order` has all micro-batches run a slot as the one
-between them does.
+Tasks that nothing orders run once their data is there, and while a pipeline fills, data may arrive in another order
+than later. `in_one_order` has all micro-batches run a slot as those between the first and the last do.
 """
 
 from __future__ import annotations

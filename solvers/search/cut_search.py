@@ -98,7 +98,7 @@ class Parts(Protocol):
         ...
 
     def as_planned(self, i: int, j: int, query: Query, answer: PartAnswer, effort: Effort) -> PartAnswer:
-        """A solution that is good with updates and messages, too, which the bound leaves out; else the answer."""
+        """A solution that is short with its updates and messages, which the bound leaves out; or the answer itself."""
         ...
 
     def least_backward(self, i: int, j: int, in_flight: int, effort: Effort) -> int:

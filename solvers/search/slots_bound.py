@@ -41,9 +41,9 @@ _CLOSE, _ROUGH = 5e-4, 4e-3
 _MOST_HALVES, _MOST_ROUNDS, _MOST_MEANS, _MOST_PIVOTS = 8, 40, 512, 500
 _ALMOST = 1e-9
 _PART = 1 << 12
-"""Parts of a ns in which lengths of cuts are whole numbers."""
+"""Lengths of cuts are rounded down to this fraction of a ns: shortest paths are found in integers."""
 _SURE = 1 - 1e-13
-"""What rounding leaves of a length."""
+"""Lowers a bound by more than floating-point rounding can have raised it."""
 
 
 @dataclass(eq=False)

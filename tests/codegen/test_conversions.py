@@ -91,7 +91,7 @@ def test_a_pipeline_is_verified(name: str, options: dict[str, Any], tmp_path: Pa
 def test_any_choices_convert_and_any_changes_are_refused_or_right(tmp_path: Path) -> None:
     """`python -m tests.codegen.conversions` runs hundreds."""
     refused = 0
-    for seed in (*range(example_count(18, 6)), 4005):  # 4005: a gradient is read of what adds zeros
+    for seed in (*range(example_count(18, 6)), 4005):  # 4005: zeros are added whose gradient is read
         plan = random_plan(random.Random(seed), MODELS if EXHAUSTIVE or seed == 4005 else ("mlp",))
         graph = converted(plan)
         if isinstance(graph, str):
