@@ -48,10 +48,10 @@ def space_time_graph(plan: Plan) -> Graph:
             f"schedule {plan.schedule} computes two steps at once, and a space-time plan is one step: plan again with "
             "--schedule 1f1b"
         )
-    parts = parts_of(plan)
+    whole, parts = parts_of(plan)
     for part in parts:
         part.check()
-    made = graph(plan.graph, batch=plan.batch)
+    made = graph(whole, batch=plan.batch)
     made.module = plan.module
     _transform(made, plan.micro_batches, parts)
     for index in made.pcg.of("parameter"):

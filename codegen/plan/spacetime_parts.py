@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,8 +18,11 @@ from ...formulation.spacetime.transformation import Chosen, replicate
 from ...formulation.strategies.row import Row
 from ...formulation.strategies.strategy import rows_taken
 from ...model.errors import PartitaError
+from ...model.graph.atoms import atoms
+from ...model.graph.batch import with_batch
 from ...model.graph.interlaced import interlaced
-from ...model.graph.pcg import TRANSFERS
+from ...model.graph.pcg import PCG, TRANSFERS
+from ...model.graph.rejoined import rejoined
 from ...model.graph.stages import stage
 from .choice import Choice
 from .plan import Plan
@@ -118,24 +121,42 @@ class Part:
         return iter(parts)
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """The stages, and at the end what all devices of an interlaced pipeline compute together."""
-    numbers, found = ranks(plan.placement), list[Part]()
+def parts_of(plan: Plan) -> tuple[PCG, list[Part]]:
+    """The graph of all operators, and its parts: the stages, and what all devices of an interlaced pipeline compute."""
+    numbers = ranks(plan.placement)
     if plan.size == 1:
-        return [Part(plan, 0, numbers, tuple(range(len(plan.graph.nodes))))]
-    whole, shares = plan.cut_nodes, blocks(plan.shares)
-    for number, (part, ends) in enumerate(zip(plan.parts, pairwise(plan.bounds), strict=True)):
-        between = stage(plan.cut, *ends)
-        if between.graph != part.graph:
-            raise PartitaError(
-                f"stage {number} is a rewritten graph, of which the whole model's operators are not known: plan "
-                "again without --rewrite, or with --stages 1"
-            )
+        return plan.graph, [Part(plan, 0, numbers, tuple(range(len(plan.graph.nodes))))]
+    shares, found = blocks(plan.shares), list[Part]()
+    whole, places = _whole(plan)
+    for number, (part, nodes) in enumerate(zip(plan.parts, places, strict=True)):
         if plan.shares:
-            places = shares[number].start + ranks(part.placement)
+            own = shares[number].start + ranks(part.placement)
         else:
-            places = numbers[list(plan.schedule.devices_of(number, plan.size))].reshape(part.placement.sizes)
-        found.append(Part(part, number, places, tuple(whole[i] for i in between.nodes)))
+            own = numbers[list(plan.schedule.devices_of(number, plan.size))].reshape(part.placement.sizes)
+        found.append(Part(part, number, own, nodes))
     if plan.shared is not None:
         found.append(Part(plan.everything[-1], len(found), numbers, interlaced(plan.graph).shared.nodes))
-    return found
+    return whole, found
+
+
+def _whole(plan: Plan) -> tuple[PCG, Sequence[tuple[int, ...]]]:
+    """The graph of the operators of all stages, and where it has the nodes of each: the plan's, unless rewritten."""
+    between = [stage(plan.cut, *ends) for ends in pairwise(plan.bounds)]
+    rewritten = [n for n, (own, part) in enumerate(zip(between, plan.stages, strict=True)) if own.graph != part.graph]
+    if not rewritten:
+        return plan.graph, [tuple(plan.cut_nodes[i] for i in own.nodes) for own in between]
+    if plan.schedule.by_operators:
+        raise PartitaError(
+            f"stage {rewritten[0]} is a rewritten graph, and schedule {plan.schedule} is of the model's operators: "
+            "plan again without --rewrite, or with --schedule 1f1b"
+        )
+    graphs = [with_batch(part.graph, plan.batch) for part in plan.stages]
+    whole, places = rejoined(graphs)
+    for number, (graph, nodes) in enumerate(zip(graphs, places, strict=True)):
+        for node, own, at in zip(graph.nodes, atoms(graph), nodes, strict=True):
+            if own != atoms(whole)[at]:
+                raise PartitaError(
+                    f"stage {number} splits {node.name!r} by the factors {own.dims} of its dims, rewritten stages "
+                    f"together by {atoms(whole)[at].dims}: plan again without --rewrite, or with --stages 1"
+                )
+    return whole, places

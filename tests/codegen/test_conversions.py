@@ -88,6 +88,20 @@ def test_a_pipeline_is_verified(name: str, options: dict[str, Any], tmp_path: Pa
     assert any(op.group for op in graph.forward) == ("recompute" in options)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule"), some([("mlp", "1f1b"), ("bert-large", "gpipe"), ("llama-7b", "zero-bubble")])
+)
+def test_a_pipeline_of_rewritten_graphs_is_verified(name: str, schedule: str) -> None:
+    plan = planned(name, (2,), stages=2, micro_batches=4, schedule=schedule, rewrite=True)
+    assert plan.report["rewritten"]
+    graph = plan.space_time_graph()
+    own = {node.op for part in plan.stages for node in part.graph.nodes}
+    assert {op.of.op for op in graph.forward} == own - {"input", "parameter", "buffer", "receive", "send"}
+    assert not {node.op for node in graph.pcg.nodes} <= {node.op for node in plan.graph.nodes}
+    verdict = partita.space_time(graph, plan.machine).verify(steps=2)
+    assert verdict["ok"], verdict["failure"]
+
+
 def test_any_choices_convert_and_any_changes_are_refused_or_right(tmp_path: Path) -> None:
     """`python -m tests.codegen.conversions` runs hundreds."""
     refused = 0
