@@ -28,6 +28,7 @@ from ...formulation.spacetime.stages import in_order
 from ...formulation.spacetime.transformation import Chosen, Transformation, micro_batches, replicate, split
 from ...formulation.strategies.row import Row
 from ...model.errors import PartitaError
+from ...model.graph.batch import with_batch, with_statistics_parts
 from ...model.graph.constants import built_once
 from ...model.graph.folded import pass_of
 from ...model.graph.layout import B, Layout, S, atom_of, chunk, is_split
@@ -49,9 +50,7 @@ def space_time_graph(plan: Plan) -> Graph:
             "--schedule 1f1b"
         )
     whole, parts = parts_of(plan)
-    for part in parts:
-        part.check()
-    made = graph(whole, batch=plan.batch)
+    made = graph(with_statistics_parts(with_batch(whole, plan.batch), plan.micro_batches))
     made.module = plan.module
     _transform(made, plan.micro_batches, parts)
     for index in made.pcg.of("parameter"):

@@ -75,16 +75,6 @@ class Part:
         """The mesh of all its ranks."""
         return Mesh(self.plan.axes, self.ranks)
 
-    def check(self) -> None:
-        """Raise PartitaError for what space-time plans cannot express, with its name and what to plan instead."""
-        pcg = self.plan.graph
-        own = [i for i in pcg.of("moments") if pcg.nodes[i]["statistics"] == "micro-batch"]
-        if own and self.plan.micro_batches > 1:
-            raise PartitaError(
-                f"{pcg.nodes[own[0]].path!r} normalizes each micro-batch by its own statistics, and parts of a batch "
-                "norm do so by those of the batch: plan again with --micro-batches 1"
-            )
-
     def mesh(self, index: int) -> Mesh:
         """The mesh on which a node is: of a branch beside others the coordinates that it has of their axis."""
         at, found = self.own[index], self.everywhere

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...model.graph.atoms import atoms
-from ...model.graph.layout import S, chunk
+from ...model.graph.batch import statistics_parts, with_batch, with_statistics_parts
+from ...model.graph.layout import Layout, S, chunk
+from ...model.graph.pcg import PCG
 from ..plan.plan import Plan
 
 
@@ -30,27 +32,40 @@ class Pieces:
 
 def pieces(plan: Plan) -> tuple[Pieces, ...]:
     """The pieces of all batch norms that do not normalize the whole batch at once."""
-    found = [_pieces(plan, i) for i in (*plan.graph.of("moments"), *plan.graph.of("local_batch_norm"))]
+    found = [
+        _pieces(plan.graph, i, plan.micro_batches, plan.choices[i].inputs[0] if local else (), plan.placement.sizes)
+        for local, op in enumerate(("moments", "local_batch_norm"))
+        for i in plan.graph.of(op)
+    ]
     return tuple(each for each in found if sum(map(len, each.parts)) > 1)
 
 
-def _pieces(plan: Plan, index: int) -> Pieces:
-    node, source = plan.graph.nodes[index], plan.graph.nodes[index].inputs[0]
-    known, local = atoms(plan.graph)[source], node.op == "local_batch_norm"
+def pieces_of_graph(graph: PCG) -> tuple[Pieces, ...]:
+    """The pieces of batch norms that normalize parts of a graph's batch."""
+    parts = statistics_parts(graph)
+    if parts == 1:
+        return ()
+    micro_batch = with_statistics_parts(with_batch(graph, graph.batch // parts), 1)
+    return tuple(_pieces(micro_batch, i, parts) for i in graph.of("moments"))
+
+
+def _pieces(graph: PCG, index: int, micro_batches: int, layout: Layout = (), axis_sizes: Sequence[int] = ()) -> Pieces:
+    """`layout`: in which ranks have the samples that each normalizes by itself; none: all together."""
+    node, source = graph.nodes[index], graph.nodes[index].inputs[0]
+    known = atoms(graph)[source]
     dim = next((known.dim_of(a)[0] for a in known.batch), 0)
     numbers = known.of_dim(dim)
     batch = [a in known.batch for a in numbers]
-    layout = plan.choices[index].inputs[0] if local else ()
-    axes = [[n for x, n in zip(layout, plan.placement.sizes, strict=False) if x == S(a)] for a in numbers]
+    axes = [[n for x, n in zip(layout, axis_sizes, strict=False) if x == S(a)] for a in numbers]
     sizes = [known.sizes[a] for a in numbers]
-    whole = [size * plan.micro_batches if of_batch else size for size, of_batch in zip(sizes, batch, strict=True)]
-    parts: list[dict[object, list[int]]] = [{} for _ in range(plan.micro_batches)]
+    whole = [size * micro_batches if of_batch else size for size, of_batch in zip(sizes, batch, strict=True)]
+    parts: list[dict[object, list[int]]] = [{} for _ in range(micro_batches)]
     for place in range(prod(whole)):
         coordinates = [int(c) for c in torch.unravel_index(torch.tensor(place), whole)] if whole else []
         micro = next((c // s for c, s, of_batch in zip(coordinates, sizes, batch, strict=True) if of_batch), None)
         rank = tuple(_part(c % s, s, n) for c, s, n in zip(coordinates, sizes, axes, strict=True))
         # Each micro-batch normalizes what all of them read.
-        for m in range(plan.micro_batches) if micro is None else [micro]:
+        for m in range(micro_batches) if micro is None else [micro]:
             parts[m].setdefault(rank, []).append(place)
     return Pieces(node["site"], dim, tuple(tuple(map(tuple, of_micro.values())) for of_micro in parts))
 

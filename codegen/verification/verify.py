@@ -26,7 +26,7 @@ from . import reference, worker
 from .launch import LaunchError, torchrun
 from .native import Draws, counted, is_native_plan, masks_failure
 from .reference import PLAIN, Semantics
-from .statistics import pieces
+from .statistics import pieces, pieces_of_graph
 from .synthetic import synthetic
 from .threads import Deadlock, RankError, run_threads
 from .worker import Outcome, load_program, read_result, write_job
@@ -184,7 +184,7 @@ def stages_of(plan: AnyPlan | SavedSpaceTimePlan) -> tuple[Plan, ...]:
 def semantics(plan: AnyPlan | SavedSpaceTimePlan) -> Semantics:
     """How training by a plan differs from training its module."""
     if isinstance(plan, SavedSpaceTimePlan | SpaceTimePlan):
-        return PLAIN
+        return Semantics(pieces_of_graph(plan.pcg))
     return Semantics(tuple(found for part in plan.stages for found in pieces(part)), plan.schedule.double_buffered)
 
 

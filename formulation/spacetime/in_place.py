@@ -10,7 +10,7 @@ from itertools import islice
 from ...model.graph.buffer_updates import updated
 from ...model.graph.sparse_tables import sparse_tables
 from .graph import Graph
-from .mask import Mask, meet
+from .mask import Box, Interval, Mask, meet
 from .op import Op
 from .site import told
 
@@ -57,6 +57,35 @@ def unlike_changes(graph: Graph, stores: Sequence[Op]) -> Iterator[str]:
         if found:
             wrong.setdefault(reader, found[0])
     yield from wrong.values()
+
+
+def mixed_statistics(graph: Graph) -> Iterator[str]:
+    """Problems of batch norms over micro-batches whose operators are not of one micro-batch each."""
+    for sums in graph.pcg.of("moments"):
+        parts = graph.pcg.nodes[sums].get("parts", 1)
+        if parts > 1:
+            yield from islice(_mixed(graph, sums, parts), 1)
+
+
+def _mixed(graph: Graph, sums: int, parts: int) -> Iterator[str]:
+    """Problems of the operators that give or read the statistics of so many micro-batches."""
+    of, name = graph.atoms[sums].of_dim(1)[-1], graph.pcg.nodes[sums].path or graph.pcg.nodes[sums].name
+    (reader,) = graph.pcg.consumers[sums]
+    found = dict[tuple[int | None, Box], set[Interval]]()
+    for op in (*graph.parts(sums), *graph.parts(reader)):
+        side = op.mask(None if op.node == sums else 1).box[of]
+        if side[1] - side[0] > 1:
+            words = f"{name} normalizes each of {parts} micro-batches by its own statistics, and {op.name} has several"
+            yield told(op.where, f"{words}: split its batch into {parts} first")
+        if op.node == reader:
+            kept = "mean" in op.of["operands"]
+            found.setdefault((op.device, op.mask(2).box if kept else ()), set()).add(side)
+    kept = "mean" in graph.pcg.nodes[reader]["operands"]
+    for (device, _), sides in found.items():
+        if kept and len(sides) < parts:
+            op = next(op for op in graph.parts(reader) if op.device == device)
+            words = f"{name} has running statistics on device {device}, which normalizes {len(sides)} of {parts}"
+            yield told(op.where, f"{words} micro-batches: assign all micro-batches of it to the same devices")
 
 
 def _elsewhere(graph: Graph, buffer: int, operand: int, stores: Sequence[Op]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...model.errors import PartitaError
-from ...model.graph.batch import with_batch
+from ...model.graph.batch import with_micro_batches
 from ...model.graph.constants import built_once
 from ...model.graph.sparse_tables import sparse_tables
 from ..pipeline.orders import Orders
@@ -120,7 +120,7 @@ def template(graph: Graph, loop: Loop) -> Template | None:
 
 def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[Op, int]]:
     """The plan with some micro-batches, and the stages of its operators in a schedule."""
-    made = graph.of_batch(with_batch(graph.pcg, graph.pcg.batch // loop.count * len(micros)))
+    made = graph.of_batch(with_micro_batches(graph.pcg, loop.count, len(micros)))
     copies: dict[Op, list[Op]] = {}
     groups: dict[tuple[int, int], int] = {}
     stage: dict[Op, int] = {}

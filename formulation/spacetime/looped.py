@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ...model.graph.batch import with_batch
+from ...model.graph.batch import with_micro_batches
 from ...model.graph.pcg import PCG
 from .equal_ranks import equal_ranks, likeness
 from .graph import Graph
@@ -172,7 +172,7 @@ class Looped:
     def pcg(self) -> PCG:
         """The graph of all samples of a step."""
         own = self.program.tasks.graph.pcg
-        return with_batch(own, own.batch // len(self.loop.shown) * self.loop.count) if self.loop else own
+        return with_micro_batches(own, len(self.loop.shown), self.loop.count) if self.loop else own
 
     @cached_property
     def graph(self) -> Graph:

@@ -16,7 +16,7 @@ from ...model.wording import did_you_mean
 from .graph import Graph, Order
 from .op import Cut, Op, Phase
 from .site import caller
-from .transformation import MicroBatches, Transformation
+from .transformation import MicroBatches, Transformation, with_own_statistics
 
 Ops: TypeAlias = "Op | Iterable[Op | None] | None"
 
@@ -96,8 +96,8 @@ def op_join(ops: Iterable[Op]) -> Op:
 
 def _parts(op: Op, transformation: Transformation) -> list[Op]:
     """The parts of an operator. Raises PartitaError if some would be empty, or do not fit each other."""
-    row, parts = transformation.row(op.graph, op.node), transformation.parts
-    loop = isinstance(transformation, MicroBatches)
+    parts, loop = transformation.parts, isinstance(transformation, MicroBatches)
+    row = with_own_statistics(op, transformation.row(op.graph, op.node), parts)
     if loop and op.phase is not Phase.FORWARD:
         raise PartitaError(f"{op.name} runs once in a step: it has no micro-batches")
     if loop and op.loop is not None:

@@ -16,7 +16,7 @@ from ...model.graph.pcg import PCG
 from ...model.operators.operator import operator
 from ..strategies.row import Row
 from .graph import Graph, Order
-from .in_place import moved_rows, unlike_changes
+from .in_place import mixed_statistics, moved_rows, unlike_changes
 from .mask import ALL, GRADIENT, SAVED, VALUE, Addends, Box, Mask, PTensor, VTensor, cells, hull, meet, takes, within
 from .meetings import Meeting, meetings
 from .op import Op, Phase, differentiable
@@ -94,7 +94,7 @@ def tasks(graph: Graph) -> Tasks:
     updates, unassigned = _updates(graph, stores, reached)
     problems += unassigned
     problems += _updated_elsewhere(updates, stores)
-    problems += [*moved_rows(graph, stores, updates), *unlike_changes(graph, stores)]
+    problems += [*moved_rows(graph, stores, updates), *unlike_changes(graph, stores), *mixed_statistics(graph)]
     keeps = [_with_region(Op(graph, s.node, Phase.KEEP), s) for s in stores if s.of.gradient and s.node in reached]
     ops = (*stores, *computing, *updates, *keeps)
     meeting, unmet = meetings(computing) if not problems else ({}, [])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ...model.errors import PartitaError
@@ -26,6 +26,7 @@ from .names import BATCH, dims_of
 
 if TYPE_CHECKING:
     from .graph import Graph
+    from .op import Op
 
 Dim: TypeAlias = "str | int | tuple[str, int] | tuple[str, int, int]"
 """A dimension: `"batch"`; dim d of a named tensor, `("layers.0.up.weight", 0)`; a factor of it,
@@ -305,6 +306,24 @@ def splits(graph: Graph, node: int, row: Row, dims: Container[int]) -> bool:
     return any(
         is_split(letter) and graph.dimensions[tensor][atom_of(letter)] in dims
         for letter, tensor in zip((*row.inputs, row.output), tensors, strict=True)
+    )
+
+
+def with_own_statistics(op: Op, row: Row, parts: int) -> Row:
+    """The row of an operator that is cut into parts of its samples, where micro-batches have their own statistics.
+
+    Parts of several micro-batches give, or read, the sums of their own; parts of one micro-batch give addends.
+    """
+    graph, node = op.graph, op.of
+    sums = {"moments": op.node, "batch_norm": node.inputs[1] if len(node.inputs) > 1 else 0}.get(node.op)
+    if sums is None or graph.pcg.nodes[sums].get("parts", 1) == 1 or not is_split(row.inputs[0]):
+        return row
+    of, dims = graph.atoms[sums].of_dim(1)[-1], graph.dimensions[node.inputs[0]]
+    several = op.mask(None if sums == op.node else 1).sizes[of]
+    if dims[atom_of(row.inputs[0])] not in graph.batch or several == 1 or several % parts:
+        return row
+    return (
+        replace(row, output=S(of)) if sums == op.node else replace(row, inputs=(row.inputs[0], S(of), *row.inputs[2:]))
     )
 
 

@@ -54,6 +54,10 @@ def _tuple(check: Check) -> Check:
     return lambda value: isinstance(value, tuple) and all(map(check, value))
 
 
+def _count(value: Any) -> bool:
+    return _place(value) and value > 0
+
+
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -247,6 +251,7 @@ OPTIONAL: dict[str, dict[str, Check]] = {
     "buffer": {"persistent": _flag},
     "parameter": {"tables": _joined, "joined": _joined, "stages": _place, "ends": _flag},
     "avg_pool": {"divisor_override": _place},
+    "moments": {"parts": _count},
     "layer_norm": {"operands": _OPERANDS},
     "rms_norm": {"operands": _OPERANDS},
     "cross_entropy": _CLASSES | {"label_smoothing": _number},

@@ -1,13 +1,14 @@
 """Batch norm: channels (dim 1) normalized by their mean and variance over all other dims.
 
 `moments` sums x and x² over the batch, so that the statistics of a split batch are addends, reduced by a conversion
-like any other. `batch_norm` reads them and updates the running statistics `mean` and `var` in place. `local_batch_norm`
-normalizes by each rank's own statistics: `n` is free, though samples are normalized together.
+like any other; or over each of p parts of the samples (`parts`), and gives the sums of every channel side by side.
+`batch_norm` reads them and updates the running statistics `mean` and `var` in place, by one part after another.
+`local_batch_norm` normalizes by each rank's own statistics: `n` is free, though samples are normalized together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
@@ -32,14 +33,23 @@ def values_per_channel(x: Node) -> int:
     return prod(x.shape) // x.shape[1]
 
 
+def sums_per_channel(x: Node, sums: Node) -> int:
+    """How many parts of the samples of `x` have sums of their own."""
+    return sums.shape[1] // x.shape[1]
+
+
 def _moments(node: Node, inputs: tuple[Node, ...]) -> str:
     _check_count(inputs[0])
+    parts = node.get("parts", 1)
+    if parts > 1:
+        return f"y[k, (c p={parts})] = sum(n, d..) f(x[n, c, d..])[k, p]"
     return "y[k, c] = sum(n, d..) f(x[n, c, d..])[k]"
 
 
 def _normalized(node: Node, inputs: tuple[Node, ...]) -> str:
     given = _given(node, ("x", "s"))
-    arguments = ["x[n, c, d..]", "s[:, c]", *_running(given)]
+    sums = "s[:, (c :)]" if sums_per_channel(*inputs[:2]) > 1 else "s[:, c]"
+    arguments = ["x[n, c, d..]", sums, *_running(given)]
     return f"y[n, c, d..] = f({', '.join(arguments)})" + _affine(given)
 
 
@@ -85,11 +95,12 @@ def _emit_local(node: Node, names: Sequence[str]) -> str:
 
 
 def _moments_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
-    """Sums of x and of its squares, per channel."""
+    """Sums of x and of its squares, per channel and part of the samples."""
     import torch
 
     dims = [d for d in range(x[0].dim()) if d != 1]
-    return torch.stack((x[0].sum(dims), x[0].pow(2).sum(dims)))
+    sums = [torch.stack((part.sum(dims), part.pow(2).sum(dims))) for part in x[0].chunk(node.get("parts", 1))]
+    return torch.stack(sums, 2).flatten(1)
 
 
 def _batch_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
@@ -97,6 +108,15 @@ def _batch_norm_reference(node: Node, x: Sequence[Tensor]) -> Tensor:
     import torch
 
     given = dict(zip(node["operands"], x, strict=True))
+    sums = given["s"].unflatten(1, (given["x"].shape[1], -1)).unbind(2)
+    samples = given["x"].chunk(len(sums))
+    return torch.cat([_normalized_part(node, given | {"x": x, "s": s}) for x, s in zip(samples, sums, strict=True)])
+
+
+def _normalized_part(node: Node, given: Mapping[str, Tensor]) -> Tensor:
+    """Samples that are normalized together."""
+    import torch
+
     count = given["x"].numel() // given["x"].shape[1]
     mean, square = given["s"] / count
     variance = square - mean**2

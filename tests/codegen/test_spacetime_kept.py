@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import partita
-from partita import PartitaError, op_assign, op_trans, recompute, split
+from partita import PartitaError, op_assign, op_join, op_trans, recompute, split
 from partita.codegen.plan.plan import Plan
 from partita.codegen.plan.spacetime_plan import SpaceTimePlan, space_time
 from partita.codegen.planner.context import Context
@@ -39,7 +40,7 @@ from ..formulation.audit import check
 from ..levels import some
 from .cases.rewritten import PAIRS
 from .conftest import drawn, machine_of
-from .conversions import checked, trained
+from .conversions import checked, one_by_one, trained
 from .pipelines import captured
 from .test_buffers import Counting
 from .test_buffers import X as COUNTED
@@ -154,6 +155,60 @@ def judge(made: SpaceTimePlan, graph: PCG, path: Path) -> None:
 def test_statistics_are_of_the_batch_and_change_once_a_step(write: Write) -> None:
     """Also of micro-batches, where a device has two halves of the channels, and where forward runs again."""
     verified(Convolutions(), (IMAGES,), write)
+
+
+PIECES: list[tuple[int, dict[str, Any]]] = [
+    (2, {"stages": 2, "micro_batches": 4, "schedule": "1f1b", "recompute": "full"}),
+    (1, {"stages": 1, "micro_batches": 2, "dtype": "mixed-bfloat16"}),
+    (4, {"stages": 2, "micro_batches": 4, "schedule": "zero-bubble"}),
+    (2, {"stages": 1, "micro_batches": 5, "batch": 20, "recompute": "parts"}),
+]
+
+
+def of_micro_batches(devices: int, options: dict[str, Any]) -> Plan:
+    """Batch norms of a planner's plan normalize every micro-batch by its own statistics."""
+    given = {"batch": 16, "workers": 1, "loss": "projection", "statistics": "micro-batch", "dropout": "counters"}
+    return partita.optimize(Convolutions(), (IMAGES,), Machine.adhoc((devices,)), **given | options)
+
+
+@pytest.mark.parametrize(("devices", "options"), some(PIECES, 2))
+def test_micro_batches_are_normalized_by_their_own_statistics(devices: int, options: dict[str, Any]) -> None:
+    plan = of_micro_batches(devices, options)
+    made = space_time(plan.space_time_graph(), plan.machine, dtype=plan.dtype)
+    assert check(made.program) == ()
+    verdict = made.verify(steps=2)
+    assert verdict["ok"], verdict["failure"]
+
+
+def test_running_statistics_follow_micro_batches_in_whatever_order(tmp_path: Path) -> None:
+    """They are those of micro-batches one after another, though a device computes the last one first."""
+    graph = of_micro_batches(1, {"stages": 1, "micro_batches": 3, "batch": 12, "recompute": "full"}).space_time_graph()
+    graph = one_by_one(graph, 0)
+    graph.clear_orders()
+    of = [[op for op in graph.forward if op.coordinate("micro") == micro] for micro in range(3)]
+    partita.op_order(of[2], of[0])
+    partita.op_order(of[0], of[1])
+    trained(checked(graph, 1), tmp_path)
+
+
+def test_statistics_of_a_micro_batch_are_not_those_of_several() -> None:
+    graph = one_by_one(of_micro_batches(1, {"stages": 1, "micro_batches": 2}).space_time_graph(), 0)
+    graph.clear_orders()
+    norm = op_join([op for op in graph.forward if op.of.name == "first.1"])
+    op_assign(norm, 0)
+    with pytest.raises(
+        PartitaError, match=r"each of 2 micro-batches by its own.*several: split its batch into 2 first"
+    ):
+        space_time(graph)
+    op_assign(op_trans(norm, split("batch", 2)), 0)
+    assert check(space_time(graph).program) == ()
+
+
+def test_a_device_with_running_statistics_normalizes_all_micro_batches() -> None:
+    graph = one_by_one(of_micro_batches(1, {"stages": 1, "micro_batches": 2}).space_time_graph(), 0)
+    op_assign(next(op for op in graph.forward if op.of.op == "batch_norm"), 1)
+    with pytest.raises(PartitaError, match=r"running statistics on device \d, which normalizes 1 of 2 micro-batches"):
+        space_time(graph)
 
 
 def test_other_buffers_change() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import torch
 
 from partita.codegen.verification.graph_module import GraphModule
@@ -15,6 +16,7 @@ from partita.model.graph.rejoined import rejoined
 from partita.model.graph.stages import boundaries, stage
 
 from ..codegen.pipelines import captured
+from ..levels import some
 
 
 def stages_of(graph: PCG, count: int) -> list[PCG]:
@@ -28,16 +30,16 @@ def links(graph: PCG) -> set[tuple[object, ...]]:
     return {(n.op, n.name, n.shape, *(names[i] for i in n.inputs)) for n in graph.nodes}
 
 
-def test_stages_of_a_graph_make_it_up() -> None:
+@pytest.mark.parametrize("name", some(["gpt2", "llama-7b", "mbart-4.7b"]))
+def test_stages_of_a_graph_make_it_up(name: str) -> None:
     """A table that the first and the last stage have is one, and so are positions that all of them compute."""
-    for name in ("gpt2", "llama-7b", "mbart-4.7b"):
-        graph = captured(name, 8)
-        parts = stages_of(graph, 3)
-        whole, places = rejoined(parts)
-        assert links(whole) == links(graph) and whole.nodes[whole.loss].name == graph.nodes[graph.loss].name
-        assert whole.aliases == graph.aliases
-        for part, own in zip(parts, places, strict=True):
-            assert [atoms(part)[i] for i in range(len(own))] == [atoms(whole)[at] for at in own]
+    graph = captured(name, 8)
+    parts = stages_of(graph, 3)
+    whole, places = rejoined(parts)
+    assert links(whole) == links(graph) and whole.nodes[whole.loss].name == graph.nodes[graph.loss].name
+    assert whole.aliases == graph.aliases
+    for part, own in zip(parts, places, strict=True):
+        assert [atoms(part)[i] for i in range(len(own))] == [atoms(whole)[at] for at in own]
 
 
 def test_a_constant_that_stages_compute_in_two_ways_has_two_names() -> None:

@@ -16,7 +16,7 @@ from ....formulation.special import special_strategy
 from ....model.graph.dtypes import FLOATS
 from ....model.graph.layout import atom_of, is_split
 from ....model.operators.attention import options
-from ....model.operators.batch_norm import values_per_channel
+from ....model.operators.batch_norm import sums_per_channel, values_per_channel
 from ....model.operators.elementwise import KINDS
 from ....model.operators.function import class_source
 from ....model.operators.keywords import literal
@@ -298,7 +298,8 @@ def _batch_norm(call: OperatorCall, names: Sequence[str]) -> str:
     if "mean" in given:
         options.append("training=mesh.training")
         call.used.modes = True
-    return f"batch_norm({given['x']}, {given['s']}, {values_per_channel(call.sources[0])}, {', '.join(options)})"
+    count = values_per_channel(call.sources[0]) // sums_per_channel(*call.sources[:2])
+    return f"batch_norm({given['x']}, {given['s']}, {count}, {', '.join(options)})"
 
 
 def _local_batch_norm(call: OperatorCall, names: Sequence[str]) -> str:

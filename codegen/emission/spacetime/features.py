@@ -120,6 +120,7 @@ def _run(e: SpaceTimeEmission) -> Context:
     """The runtime: it runs the segments of a device and moves tensors between devices."""
     return {
         "groups": bool(e.groups),
+        "statistics": "statistics" in e.used.helpers,
         "counts": bool(e.counts),
         "once": e.once,
         "joins": e.joins,

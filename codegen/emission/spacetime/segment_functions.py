@@ -14,7 +14,7 @@ from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.materialized import Accumulate, Add, Register
 from ....formulation.spacetime.op import Cut, Op, Phase
 from ....model.graph.dtypes import FLOATS
-from ....model.graph.layout import P
+from ....model.graph.layout import P, S
 from ....model.graph.pcg import PCG
 from ....model.operators.operator import is_random, operator
 from ..common.conversions import Used
@@ -163,7 +163,6 @@ class Segments(FunctionWriter):
         text = re.sub(r"\bself\.dtype\b", "at.dtype", re.sub(r"\bmesh\.device\b", "at.device", text))
         text = re.sub(r"(?<=, )mesh, ", "at, ", text)  # of dropout
         text = re.sub(r",\s+training=mesh\.training\b", "", text)  # of batch norms: there is only training
-        text = re.sub(r"\brunning=\(", "running=at.changed(", text)  # by the first of several micro-batches
         text = re.sub(r"\b(mesh|self)\.training\b", "True", text)
         parts = {self._axis(op, cut): (op, cut) for op in self.segment.ops for cut in op.cuts}
         self.code.parts = tuple((name, *of) for name, of in parts.items() if re.search(rf"\bat\.{name}\b", text))
@@ -196,16 +195,19 @@ class Segments(FunctionWriter):
         weights = [p for p, i in enumerate(node.inputs) if self.pcg.nodes[i].op == "parameter"]
         deferred = op.split and any((op, p) in self.flow.made for p in weights)
 
-        once = op.computed_once
+        once, changing = op.computed_once, self._changing(op)
+
+        def written(texts: Sequence[str]) -> str:
+            return expression(call, texts).replace("running=(", f"running={changing}")
 
         def render(texts: Sequence[str]) -> str:
             if not deferred:
-                text = self._in_dtype(op.node, expression(call, texts))
+                text = self._in_dtype(op.node, written(texts))
                 return f'at.once("{node.name}", lambda: {text})' if once else text
             names = [*entry.named(node), *(["count"] if is_counted else [])]
             values = [p for p in range(len(texts)) if p not in weights]
             given = ", ".join(names[p] for p in (*values, *weights))
-            line = expression(call, names)
+            line = written(names)
             plain = line.partition("(")[0]
             function = plain if line == f"{plain}({given})" else f"(lambda {given}: {line})"
             lists = (", ".join(texts[p] for p in group) for group in (values, weights))
@@ -311,6 +313,21 @@ class Segments(FunctionWriter):
             dropout_site=f"at.site_{op.of['site']}" if is_random(op.of) else "",
             regathered=frozenset(place for place, source in enumerate(op.of.inputs) if source in again),
         )
+
+    def _changing(self, op: Op) -> str:
+        """The call in which a batch norm has its running statistics.
+
+        They change by the first of several micro-batches; by all of them if each has statistics of its own.
+        """
+        if op.of.op != "batch_norm":
+            return "("
+        sums = op.of.inputs[1]
+        if self.pcg.nodes[sums].get("parts", 1) == 1:
+            return "at.changed("
+        own = S(self.flow.graph.atoms[sums].of_dim(1)[-1])
+        (axis,) = (self._axis(op, cut) for cut in op.cuts if cut.row.inputs[1] == own)
+        self.used.helpers.add("statistics")
+        return f"at.statistics(at.{axis}.index, {op.of['momentum']!r}, "
 
     def _axis(self, op: Op, cut: Cut) -> str:
         """The name of a cut within the function."""
