@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import partita
 from partita import Machine, PartitaError, capture
-from partita.codegen.plan.plan import PipelinePlan
+from partita.codegen.plan.plan import PipelinePlan, Plan
+from partita.codegen.planner import by_operators
 from partita.codegen.planner.by_operators import interlaced_too
 from partita.codegen.pricing.on_machine import step_on
 from partita.codegen.pricing.pipeline_runs import SHARED, runs
@@ -66,6 +67,15 @@ def small() -> PipelinePlan:
     made = planned(machine(4, KIB))
     assert isinstance(made, PipelinePlan)
     return made
+
+
+def test_a_large_program_is_not_written_to_see_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, written = small(), list[Plan]()
+    monkeypatch.setattr(Plan, "emit", lambda own: written.append(own))
+    by_operators.try_to_write(plan)
+    monkeypatch.setattr(by_operators, "MOST_WRITTEN", 0)
+    by_operators.try_to_write(plan)
+    assert written == [plan]
 
 
 def test_a_table_is_split_over_all_devices_where_memory_is_scarce() -> None:
