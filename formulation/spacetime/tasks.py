@@ -324,7 +324,8 @@ class _Writers:
             for cell, writers, wrong in parts.cells:
                 if wrong:
                     need = Need(task, (), read.tensor, cell, via=via)
-                    return needs, [told(wrong.where or task.where, f"{need}, {wrong.words}")]
+                    words = f"{need}, {wrong.words}{_advice(task, read)}"
+                    return needs, [told(wrong.where or task.where, words)]
                 needs += [Need(task, ops, read.tensor, cell, addends, via=via, read=read) for addends, ops in writers]
         return needs, []
 
@@ -417,6 +418,14 @@ class _Wrong:
 
     words: str
     where: Site | None = None
+
+
+def _advice(task: Op, read: VTensor) -> str:
+    """What to do about a part that is not written."""
+    if task.phase is not Phase.RECOMPUTE or read.tensor.kind == VALUE:
+        return ""
+    name = task.graph.pcg.nodes[read.tensor.node].name
+    return f": recompute every part of {name} that it reads, or no part of it in the group of {task.of.name}"
 
 
 def _incomplete(writers: dict[Addends, list[Op]]) -> _Wrong | None:

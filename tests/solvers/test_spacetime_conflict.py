@@ -175,7 +175,10 @@ def test_a_part_that_nobody_makes() -> None:
     half, _ = op_trans(l0, split("batch", 2))
     op_assign(graph.parts(l0.node), 0)
     recompute([half, l1])
-    assert refused(graph) == ["recompute: l1 recompute needs the recomputed l0, which no operator writes"]
+    assert refused(graph) == [
+        "recompute: l1 recompute needs the recomputed l0, which no operator writes: recompute every part of l0 that it "
+        "reads, or no part of it in the group of l1"
+    ]
     assert loss.backward is not None
 
 
