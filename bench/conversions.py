@@ -43,6 +43,8 @@ class Way:
     space: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
     hosted: bool = False  # states are on the host, though memory is no reason for it
+    optimizer: str = "adamw"
+    statistics: str = "batch"
 
     def searched(self) -> SearchSpace:
         one: dict[str, Any] = {"stages": 1, "bundles": False, "offload": False, "recompute": "none"}
@@ -124,12 +126,13 @@ def measure(case: Case, verified: bool = True) -> Row:
     return row
 
 
-def planned(case: Case) -> Plan:
-    """The planner's plan of a case. PartitaError: there is none."""
+def planned(case: Case, seconds: float = 60) -> Plan:
+    """The planner's plan of a case, searched for so many seconds. PartitaError: there is none."""
     module, inputs = load_module(case.model, small=True, device="cpu")
-    graph = capture(module, inputs, batch=BATCH, dropout="counters")
+    graph = capture(module, inputs, batch=BATCH, dropout="counters", statistics=case.way.statistics)
     machine = stage_machine(Machine.load("dgx-a100", nodes=1), (1, 8 // case.way.devices))
-    training, budget = Training(BATCH, dtype=case.way.dtype), Budget(workers=1, time_limit=60)
+    training = Training(BATCH, dtype=case.way.dtype, optimizer=case.way.optimizer)
+    budget = Budget(workers=1, time_limit=seconds)
     context = Context(module=TrainedModule(module, inputs, None), emits=False)
     plan = plan_graph(graph, machine, training, case.way.searched(), budget, context)
     return on_host(plan) if case.way.hosted else plan

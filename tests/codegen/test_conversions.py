@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from math import ceil
@@ -48,7 +49,7 @@ from partita.solvers.budget import Budget
 
 from ..levels import EXHAUSTIVE, example_count, some
 from .conftest import machine_of
-from .conversions import MODELS, changed, checked, converted, one_by_one, random_plan, trained
+from .conversions import MODELS, changed, checked, converted, one_by_one, planners_plan, random_plan, trained
 from .pipelines import captured, piped
 from .test_recycling import Recycled
 
@@ -120,6 +121,19 @@ def test_any_choices_convert_and_any_changes_are_refused_or_right(tmp_path: Path
             refusal = refusal or str(error)
         refused += bool(refusal)
     assert refused < 10
+
+
+def test_what_the_planner_finds_converts_and_can_be_changed(tmp_path: Path) -> None:
+    """`python -m tests.codegen.conversions planned` has other models, and many more."""
+    plans = [planners_plan(random.Random(seed), ("mlp",)) for seed in range(example_count(16, 4))]
+    found = [(seed, plan) for seed, plan in enumerate(plans) if not isinstance(plan, str)]
+    assert len(found) > len(plans) // 2
+    for seed, plan in found:
+        trained(checked(plan.space_time_graph(), plan.ranks, plan.optimizer, plan.dtype), tmp_path)
+        graph = plan.space_time_graph()
+        if not changed(graph, seed):
+            with suppress(PartitaError):
+                trained(checked(graph, plan.ranks, plan.optimizer, plan.dtype), tmp_path)
 
 
 # One choice at a time
