@@ -221,6 +221,8 @@ def place(
 ) -> None:
     """Keep the parts of a parameter between steps one on each device; by default it lies with its readers.
 
+    One that has a place already, as in a converted plan, is moved.
+
     Several transformations are applied one after the other, each to the parts of the one before. Operators fetch the
     parts that their device lacks before they run, and release them afterwards (ZeRO-3). Where it is `shared`, all that
     read it in a pass, forward or backward, fetch it once, before the first of them. Where it is `retained`, what
@@ -230,8 +232,6 @@ def place(
     if index is None:
         known = [graph.pcg.nodes[i].name for i in graph.pcg.of("parameter")]
         raise PartitaError(f"no parameter {name!r} in the graph{did_you_mean(name, known, 3)}")
-    if any(store.node == index for store in graph.stores):
-        raise PartitaError(f"{name!r} has a place already")
     parts = [Op(graph, index, Phase.STORE)]
     several = transformation if isinstance(transformation, Sequence) else [transformation]
     for each in filter(None, several):
@@ -241,9 +241,10 @@ def place(
     where = caller()
     for part, device in zip(parts, devices, strict=True):
         part.device, part.assigned = device, where
-    graph.stores += parts
-    graph.shared |= {index} if shared else set()
-    graph.retained |= {index} if retained else set()
+    graph.stores = [store for store in graph.stores if store.node != index] + parts
+    for named, given in ((graph.shared, shared), (graph.retained, retained)):
+        named.discard(index)
+        named.update({index} if given else ())
 
 
 def listed(ops: Ops) -> tuple[Op, ...]:

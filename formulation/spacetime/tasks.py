@@ -439,7 +439,9 @@ def _incomplete(writers: dict[Addends, list[Op]]) -> _Wrong | None:
         if start < at:
             assert last is not None
             newest = max(last, ops[0], key=lambda op: (op.forward or op).number)
-            return _Wrong(f"of which {last.name} and {ops[0].name} write the same addends", newest.where)
+            return _Wrong(
+                f"of which {last.name} and {ops[0].name} write the same addends: cut replicas alike", newest.where
+            )
         if start > at:
             break
         at, last = stop, ops[0]

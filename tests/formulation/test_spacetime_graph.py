@@ -358,7 +358,7 @@ def test_overlapping_addends() -> None:
     op_assign(graph.forward, 0)
     said = (
         ': op_trans(first, split_value("x", 2)): residual forward needs down[0:8, 0:4], of which down forward (copy '
-        "1/2, addends of x 1/2) and down forward (copy 2/2) write the same addends"
+        "1/2, addends of x 1/2) and down forward (copy 2/2) write the same addends: cut replicas alike"
     )
     assert any(problem.endswith(said) for problem in tasks(graph).problems)
 
@@ -397,7 +397,7 @@ def test_a_tensor_of_which_a_part_is_not_made() -> None:
     (problem,) = tasks(graph).problems
     assert problem.endswith(
         ': recompute([halves[0], ops["down"]]): down recompute needs the recomputed relu[4:8, 0:6], which no operator '
-        "writes"
+        "writes: recompute every part of relu that it reads, or no part of it in the group of down"
     )
 
 
@@ -661,6 +661,12 @@ def test_places_that_do_not_fit() -> None:
         place(graph, "up.weight", split(0, 2), [0, -1])
     with pytest.raises(PartitaError, match=r"'up\.weight' has 2 parts and 3 devices"):
         place(graph, "up.weight", split(0, 2), [0, 1, 2])
-    place(graph, "up.weight", split(0, 2), [0, 1])
-    with pytest.raises(PartitaError, match=r"'up\.weight' has a place already"):
-        place(graph, "up.weight", None, [0])
+
+
+def test_a_weight_that_is_placed_twice_is_moved() -> None:
+    graph = Graph(mlp())
+    place(graph, "up.weight", split(0, 2), [0, 1], shared=True, retained=True)
+    place(graph, "down.weight", None, [2], shared=True)
+    place(graph, "up.weight", None, [3])
+    assert [(store.of.name, store.device) for store in graph.stores] == [("down.weight", 2), ("up.weight", 3)]
+    assert graph.shared == {graph.stores[0].node} and not graph.retained

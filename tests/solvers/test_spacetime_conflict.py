@@ -187,7 +187,7 @@ def test_overlapping_addends() -> None:
     first, _ = op_trans(l1, replicate(2, label="copy"))
     op_trans(first, split_value("x", 2, "half"))
     op_assign(graph.forward, 0)
-    copies = "l1 {0} (copy 1/2, half 1/2) and l1 {0} (copy 2/2) write the same addends"
+    copies = "l1 {0} (copy 1/2, half 1/2) and l1 {0} (copy 2/2) write the same addends: cut replicas alike"
     assert refused(graph) == [
         f"op_trans: l1.weight update needs the gradient of l1.weight, of which {copies.format('backward')}",
         f"op_trans: loss forward needs l1, of which {copies.format('forward')}",
