@@ -1,6 +1,7 @@
 """Lower bounds on the time of nodes: an even share of the work, whatever the mesh, its placement and layouts."""
 
 from collections.abc import Hashable
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -42,29 +43,42 @@ def floors_ns(
     whole transactions. Of several alternatives the fastest counts; tensors that some choice
     does not need count 0, as do those that every stage may compute for itself (`free`). `compiled`: layers are fused.
     """
+    fused = fused_operands(pcg) if compiled else None
+    result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
+    for group in _alike(pcg, compiled):
+        each = []
+        for way in group.ways:
+            own = None if fused is None else fused.get(way, frozenset())
+            each.append(_floor_ns(pcg, way, machine, count, precision, parallel=group.parallel, fused=own))
+        result[:, group.nodes] = np.min(each, axis=0)[:, None]
+    return result
+
+
+class _Group(NamedTuple):
+    """Nodes whose floors are equal on any devices: `ways` are the alternatives of the first one, itself included."""
+
+    ways: tuple[int, ...]
+    parallel: bool
+    nodes: list[int]
+
+
+@lru_cache(maxsize=64)
+def _alike(pcg: PCG, compiled: bool) -> tuple[_Group, ...]:
+    """All nodes whose floors count, by what decides them."""
     known, everywhere = classes(pcg), stage_local(pcg)
     parallel = {i for bundle in find_bundles(pcg) for i in bundle.nodes}
     fused = fused_operands(pcg) if compiled else {}
-    result = np.zeros((len(Floor._fields), len(pcg.nodes)), dtype=np.int64)
-    found: dict[Hashable, Floor] = {}
-    for index, *others in Alternatives(pcg, known).needed():
+    forms = [
+        (trains(pcg, i), fused.get(i, frozenset()), form_of(node, [pcg.nodes[j] for j in node.inputs]))
+        for i, node in enumerate(pcg.nodes)
+    ]
+    found: dict[Hashable, _Group] = {}
+    for ways in Alternatives(pcg, known).needed():
+        index = ways[0]
         if known.base[index] == index and not known.constant[index] and index not in everywhere:
-            each = []
-            for member in (index, *others):
-                form = (
-                    index in parallel,
-                    trains(pcg, member),
-                    fused.get(member, frozenset()),
-                    form_of(pcg.nodes[member], [pcg.nodes[i] for i in pcg.nodes[member].inputs]),
-                )
-                if form not in found:
-                    own = fused.get(member, frozenset()) if compiled else None
-                    found[form] = _floor_ns(
-                        pcg, member, machine, count, precision, parallel=index in parallel, fused=own
-                    )
-                each.append(found[form])
-            result[:, index] = np.min(each, axis=0)
-    return result
+            key = index in parallel, *(forms[way] for way in ways)
+            found.setdefault(key, _Group(tuple(ways), index in parallel, [])).nodes.append(index)
+    return tuple(found.values())
 
 
 def update_floor_ns(pcg: PCG, machine: Machine, count: int, training: Training, bundles: bool) -> int:

@@ -46,6 +46,8 @@ OTHERS = 8
 """The most plans beside the best that a result has."""
 FAR = 1.5
 """Multiple of the least bound above which a plan is so bad that one with more stages is sought out of turn."""
+MERGED_NETWORKS = 16
+"""The most networks for a bound on merged devices: where it takes more, real devices are mostly far above it."""
 DIVE_NETWORKS = 16
 """The most networks that a dive with more stages solves: those of 32 devices take seconds each."""
 DIVE_REACH = 3.0
@@ -312,7 +314,7 @@ class ConfigurationSearch:
 
     @staticmethod
     def _work(candidate: Candidate, levels: tuple[Level, ...], gap: float, target: int) -> Work:
-        return Work(candidate, levels, gap, target, levels[-1])
+        return Work(candidate, levels, gap, target, levels[-1], MERGED_NETWORKS if candidate.merged else inf)
 
     def _is_coarsely_solved(self, candidate: Candidate) -> bool:
         """True if the bound of a network is already as good as a coarse solution would make it."""

@@ -31,6 +31,9 @@ from .shortest_cut import Times
 from .slots_bound import SlotsBound
 from .zero_bubble_bound import ZeroBubbleBound
 
+_FEW_STAGES = 4
+"""The most stages of 1F1B whose cuts are followed one by one."""
+
 
 @dataclass(frozen=True, eq=False)
 class PipelineProblem:
@@ -149,7 +152,8 @@ class PipelineProblem:
 
     def slots(self, configuration: Configuration, messages: Times | None = None) -> OneFOneBBound | SlotsBound | None:
         """Bound on the step, slot by slot, with these messages, or their floors; None where there is no such bound."""
-        p, k, by_paths = configuration.devices, configuration.micro_batches, configuration.bounded_by_paths
+        p, k = configuration.devices, configuration.micro_batches
+        by_paths = configuration.bounded_by_paths or (configuration.is_one_f_one_b and p > _FEW_STAGES)
         if not (configuration.formula_bounds and (by_paths or configuration.is_one_f_one_b)):
             return None
         _, forward, backward, _ = _sums(self, k, p)

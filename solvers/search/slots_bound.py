@@ -15,7 +15,8 @@ may be counted as what follows from that and w_s.
 
 The best cuts for one mean are a shortest path. The best mean is that of a game: cuts, with times as they are for a
 mean, are found for means, and means for the cuts found, until both agree; paths come from the slots as they run with
-the mean of these cuts. Where the best mean has several cuts, what a boundary can be is halved (`best_path`).
+the mean of these cuts. Where the best mean is of several cuts, cuts are followed stage by stage, and left once
+the best mean or one of its paths is too long (`_Followed`). Where too many are left, what a boundary can be is halved.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from .slot_paths import Floats, Ints, Path, SlotGraph, first_paths, slot_floors,
 _CLOSE, _ROUGH = 5e-4, 4e-3
 """Shares of a step to which bounds are sought."""
 _MOST_HALVES, _MOST_ROUNDS, _MOST_MEANS, _MOST_PIVOTS = 8, 40, 512, 500
-_ALMOST = 1e-9
+_MOST_CUTS, _MOST_FOLLOWED = 1024, 12
+"""The most cuts up to one stage that are followed, and how often all are."""
+_ALMOST, _SOME = 1e-9, 1e-6
 _PART = 1 << 12
 """Lengths of cuts are rounded down to this fraction of a ns: shortest paths are found in integers."""
 _SURE = 1 - 1e-13
@@ -245,6 +248,10 @@ class SlotsBound:
         """The counts of all paths by micro-batch, [paths, 4, stages], and where they end."""
         return _stacked(self.paths, self.configuration.micro_batches)
 
+    def alone(self, path: int) -> _Mean:
+        """The mean that is the path of this number."""
+        return self.mean(np.eye(1, len(self.paths), path)[0])
+
     def mean(self, shares: Floats) -> _Mean:
         """The mean with these shares of paths."""
         own, (counts, ends) = self.configuration, self.every
@@ -367,11 +374,11 @@ class _Cuts:
         columns = [
             c for c in self.columns if all(own[n] for own, n in zip(inside, c.nodes, strict=True))
         ]  # fmt: skip
-        least, length, shares = 0.0, inf, np.ones(0)
+        least, length, shares, paths = 0.0, inf, np.ones(0), [0]
         mean = self.bound.mean(np.full(len(self.bound.paths), 1 / len(self.bound.paths)))
         for _ in range(_MOST_ROUNDS):
             if columns:
-                length, mean, shares = self._game(columns)
+                length, mean, shares, paths = self._game(columns)
             found = self._shortest(mean, free)
             if found is None:
                 return inf, []
@@ -387,9 +394,35 @@ class _Cuts:
             self.columns.append(column)
             if len(self.columns) < 4:
                 self.bound.explore(column.stages, least * (1 + self.close))
-        used = [column for column, share in zip(columns, shares, strict=False) if share > 1e-6] or columns[-1:]
+        used = [column for column, share in zip(columns, shares, strict=False) if share > _SOME] or columns[-1:]
         self._compare(used, least)
+        if len({column.nodes for column in used}) > 1 and least < self.best_length * (1 - self.close):
+            least = max(least, self._followed(mean, paths, free))
         return least, used
+
+    def _followed(self, mean: _Mean, paths: Sequence[int], free: Sequence[Any]) -> float:
+        """A lower bound on the step of all cuts: on that of each, not of means of cuts, by a mean and some paths.
+
+        `paths`: the first ones; more are found that are longest for the best cuts. The best of these cuts is kept.
+        """
+        found, followed, paths = 0.0, _Followed(self.stages, free), [*paths]
+        for each in (mean, *map(self.bound.alone, paths)):
+            followed.add(each)
+        for _ in range(_MOST_FOLLOWED):
+            length, nodes, row = followed.least(self.best_length)
+            found = max(found, length)
+            if not nodes:
+                break
+            column = self._column(nodes, followed.rows[row])
+            step, _ = self.bound.explore(column.stages, length)
+            if step < self.best_length:
+                self.best_length, self.best_nodes = step, nodes
+            longest = int(self._lengths([column])[0].argmax())
+            if longest in paths or step <= length * (1 + self.close / 2):
+                break
+            paths.append(longest)
+            followed.add(self.bound.alone(longest))
+        return found
 
     def _compare(self, columns: list[_Column], least: float) -> None:
         """Keep the best cut; where there is but one, its step is no less than the least."""
@@ -400,21 +433,26 @@ class _Cuts:
             if length < self.best_length:
                 self.best_length, self.best_nodes = length, column.nodes
 
-    def _game(self, columns: list[_Column]) -> tuple[float, _Mean, Floats]:
-        """The mean of paths of which the shortest of these cuts is longest; that, and the shares of cuts for which no
-        mean is longer.
+    def _game(self, columns: list[_Column]) -> tuple[float, _Mean, Floats, list[int]]:
+        """The mean of paths of which the shortest of these cuts is longest; that, the shares of cuts for which no mean
+        is longer, and the numbers of the paths.
         """
-        counts, ends = self.bound.every
-        times, closing = np.array([c.times for c in columns]), np.array([c.closing for c in columns])
-        lengths = times @ counts.reshape(len(counts), -1).T + closing[:, ends]
+        lengths = self._lengths(columns)
         unit = lengths.max()
         if len(columns) == 1:
-            shares = np.eye(len(ends))[int(lengths[0].argmax())]
-            return float(unit), self.bound.mean(shares), np.ones(1)
+            path = int(lengths[0].argmax())
+            return float(unit), self.bound.alone(path), np.ones(1), [path]
         length, shares, parts = _best_mean(lengths / unit)
         mean = self.bound.mean(shares)
         self.bound.keep(mean)
-        return length * float(unit), mean, parts
+        return length * float(unit), mean, parts, np.flatnonzero(shares > _SOME).tolist()
+
+    def _lengths(self, columns: Sequence[_Column]) -> Floats:
+        """What all paths take of each cut."""
+        counts, ends = self.bound.every
+        times, closing = np.array([c.times for c in columns]), np.array([c.closing for c in columns])
+        found: Floats = times @ counts.reshape(len(counts), -1).T + closing[:, ends]
+        return found
 
     def _shortest(self, mean: _Mean, free: Sequence[Any]) -> tuple[float, tuple[int, ...]] | None:
         """The shortest cut by a mean."""
@@ -440,6 +478,52 @@ class _Cuts:
         return _Stages(
             *(np.tensordot(parts, np.array(own), 1) for own in zip(*(c.stages for c in columns), strict=True))
         )
+
+
+class _Followed:
+    """Cuts that are followed stage by stage, and left where a mean is too long; `free`: the parts that may be taken."""
+
+    def __init__(self, stages: Sequence[_Stages], free: Sequence[Any]) -> None:
+        self.stages, self.free = stages, free
+        self.rows: list[_Mean] = []
+        count = len(free[0])
+        self.tables = np.zeros((len(stages), 0, count, count))  # by stage and mean what every part adds
+        self.rest = np.zeros((len(stages) + 1, 0, count))  # by stage, mean and node the least that is left
+
+    def add(self, row: _Mean) -> None:
+        """Add a mean by which cuts are compared; the first one decides which are looked at."""
+        counts = zip(self.stages, self.free, row.counts.T, row.updates, strict=True)
+        tables = [np.where(may, own.length(each, closing), inf) for own, may, each, closing in counts]
+        rest = [np.where(np.arange(len(tables[0])) == len(tables[0]) - 1, 0.0, inf)]
+        for table in tables[::-1]:
+            rest.append((table + rest[-1][None, :]).min(axis=1))
+        self.rows.append(row)
+        self.tables = np.concatenate([self.tables, np.array(tables)[:, None]], axis=1)
+        self.rest = np.concatenate([self.rest, np.array(rest[::-1])[:, None]], axis=1)
+
+    def least(self, below: float) -> tuple[float, tuple[int, ...], int]:
+        """A lower bound on the longest mean of all cuts, or `below` if it is less; the cut with the least, of those
+        that were followed to their end, and the number of its longest mean.
+
+        Where there are too many the most promising are followed, and the bound is that of the others too.
+        """
+        nodes, taken, left = np.zeros((1, 1), dtype=np.int64), np.zeros((len(self.rows), 1)), below
+        for table, rest in zip(self.tables, self.rest[1:], strict=True):
+            at = nodes[:, -1]
+            first = taken[0, :, None] + table[0][at] + rest[0]
+            of, to = np.nonzero(first < below)
+            now = taken[:, of] + table[:, at[of], to]
+            long = (now + rest[:, to]).max(axis=0)
+            kept = np.flatnonzero(long < below)
+            if len(kept) > _MOST_CUTS:
+                kept = kept[np.argpartition(long[kept], _MOST_CUTS)]
+                left = min(left, float(long[kept[_MOST_CUTS]]))
+                kept = np.sort(kept[:_MOST_CUTS])
+            nodes, taken = np.concatenate([nodes[of[kept]], to[kept, None]], axis=1), now[:, kept]
+        if not len(nodes):
+            return left, (), 0
+        best = int(taken.max(axis=0).argmin())
+        return min(left, float(taken[:, best].max())), tuple(nodes[best].tolist()), int(taken[:, best].argmax())
 
 
 def _whole(length: float) -> int:

@@ -13,7 +13,8 @@ from partita.formulation.network.network import INFINITE
 from partita.formulation.pipeline.configuration import Configuration
 from partita.formulation.pipeline.evaluate import starts_ns
 from partita.formulation.pipeline.problem import Stage, chunked
-from partita.formulation.pipeline.schedule import EAGER, INTERLEAVED
+from partita.formulation.pipeline.schedule import EAGER, INTERLEAVED, ONE_F_ONE_B
+from partita.solvers.search import slots_bound
 from partita.solvers.search.slots_bound import SlotsBound
 
 
@@ -54,11 +55,10 @@ class Segments(NamedTuple):
 
 
 def drawn(rng: random.Random) -> tuple[Configuration, Segments]:
-    devices, chunks = rng.choice([(2, 2), (2, 3), (3, 2), (4, 2), (3, 1), (4, 1)])
+    devices, chunks = rng.choice([(2, 2), (2, 3), (3, 2), (4, 2), (3, 1), (4, 1), (6, 1)])
     count = devices * chunks + rng.randint(0, 2)
-    own = Configuration(
-        (devices,), ((1,),), devices * rng.choice([1, 2, 3]), INTERLEAVED if chunks > 1 else EAGER, chunks
-    )
+    schedule = INTERLEAVED if chunks > 1 else rng.choice([EAGER, ONE_F_ONE_B])
+    own = Configuration((devices,), ((1,),), devices * rng.choice([1, 2, 3]), schedule, chunks)
     even, far, long = rng.random() < 0.3, rng.choice([0, 20, 300, 3000]), rng.choice([0, 1000, 30_000])
 
     def times(low: int, high: int) -> list[int]:
@@ -68,10 +68,12 @@ def drawn(rng: random.Random) -> tuple[Configuration, Segments]:
     return own, Segments(times(200, 1000), times(200, 2000), [rng.randint(0, long) for _ in range(count)], message)
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_no_step_is_shorter(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(24))
+def test_no_step_is_shorter(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all cuts, whatever is known of forwards, backwards and updates; all that is known bounds the best step."""
     rng = random.Random(seed)
+    if seed >= 16:  # with fewer cuts followed than there are
+        monkeypatch.setattr(slots_bound, "_MOST_CUTS", 2)
     own, segments = drawn(rng)
     last, known = len(segments.forward), rng.choice([0, 0.5, 1])
     made, at = segments.bound(own, known), np.arange(last + 1)
@@ -103,7 +105,7 @@ def test_no_step_is_shorter(seed: int) -> None:
     assert made.spread_ns(
         min(sum(int(busy[e]) for e in pairwise(c)) - sum(segments.update[: c[1]]) for c in every)
     ) <= min(steps.values())
-    if known == 1:
+    if known == 1 and seed < 16:
         assert found.objective >= 0.98 * min(steps.values())
         assert steps[found.nodes] <= 1.02 * min(steps.values())
 
