@@ -52,6 +52,7 @@ def space_time_graph(plan: Plan) -> Graph:
     whole, parts = parts_of(plan)
     made = graph(with_statistics_parts(with_batch(whole, plan.batch), plan.micro_batches))
     made.module = plan.module
+    made.waits = plan.shared is None and plan.schedule.passes == 1  # as the program of a plan that is not by operators
     _transform(made, plan.micro_batches, parts)
     for index in made.pcg.of("parameter"):
         holders = _apart([part for part in parts if index in part.own])

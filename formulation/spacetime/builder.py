@@ -54,6 +54,7 @@ class EventBuilder:
         self._alike: dict[_Dims, dict[Box, tuple[int, ...]]] = {}  # the same of nodes with equal dims
         self._runs: dict[int, dict[int, Instruction]] = {}  # by place
         self._own: set[int] = set()  # numbers of the registers that transfers or copies made, each for one reader
+        self._sent: set[int] = set()  # numbers of those that came in messages of another device, whole or in part
 
     def register(self, device: int, tensor: PTensor, mask: Mask, via: Via, ready: Place) -> Register:
         """A new register, created by the event at `ready`."""
@@ -146,6 +147,8 @@ class EventBuilder:
         place = self.after(sources, floor)
         device = sources[0].device
         made = self.register(device, sources[0].tensor, mask, via, place)
+        if not self._sent.isdisjoint(source.number for source in sources):
+            self._sent.add(made.number)
         self.events.append((place, {device: instruction(made)}))
         return made
 
@@ -188,25 +191,37 @@ class EventBuilder:
         place = self.after([source], floor)
         made = self.register(to, source.tensor, source.mask, source.via, place)
         self._own.add(made.number)
+        self._sent.add(made.number)
         self.events.append((place, {source.device: Send(0, source, to), to: Receive(0, made, source.device)}))
         return made
 
     def collective(
         self, pattern: GroupPattern, sources: Mapping[int, Register], boxes: Mapping[int, Box], floor: Place
     ) -> dict[int, Register]:
-        """A collective; `boxes`: the part of each device afterwards, without which it keeps its register."""
+        """A collective; `boxes`: the part of each device afterwards, without which it keeps its register.
+
+        Those of gradients of parameters come after those of activations that the same task computes, on all devices.
+        If the plan waits, devices do for activations, unless they are on their way from another stage.
+        """
         place = self.after(list(sources.values()), floor)
         mask, via = combined(list(sources.values()))
         tensor = next(iter(sources.values())).tensor
+        if self.graph.of_parameter(tensor, GRADIENT):
+            place = max([place, *(self._later(self.ready[source.number]) for source in sources.values())])
         made, event = dict[int, Register](), dict[int, Instruction]()
-        cuts = _cuts(pattern, sources, boxes)
+        cuts, here = _cuts(pattern, sources, boxes), self._sent.isdisjoint(source.number for source in sources.values())
+        waits = self.graph.waits and here and tensor.node not in self.graph.kept
         for device in pattern.group:
             box = boxes.get(device)
             new = sources[device] if box is None else self.register(device, tensor, Mask(box, mask.addends), via, place)
             source = sources.get(device)
-            event[device] = Collective(0, pattern.kind, pattern.group, source, new, atoms=pattern.atoms, cuts=cuts)
+            event[device] = Collective(
+                0, pattern.kind, pattern.group, source, new, atoms=pattern.atoms, cuts=cuts, waits=waits
+            )
             made[device] = new
             self._own.add(new.number)
+            if not here:
+                self._sent.add(new.number)
         self.events.append((place, event))
         return made
 

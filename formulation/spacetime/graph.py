@@ -88,6 +88,7 @@ class Graph:
         self.shared: set[int] = set()  # placed parameters that all their readers in a pass fetch together
         self.retained: set[int] = set()  # placed parameters that backward does not fetch again
         self.scattered: set[int] = set()  # parameters whose gradients are summed for every use, not once a step
+        self.waits = False  # devices wait for every collective of activations before they compute on
         self.groups: list[Site | None] = []  # what is recomputed or swapped together: the calls that say so
         self.selective: set[int] = set()  # the numbers of the groups that keep the results of products
         self._prover = prover
@@ -219,14 +220,15 @@ class Graph:
         made._derived = {key: of(op) for key, op in self._derived.items()}
         made.stores, made.groups = list(map(of, self.stores)), list(self.groups)
         made.selective = {*self.selective}
-        made.treat_parameters_as(self)
+        made.move_data_as(self)
         made.orders = [Order(tuple(map(of, o.first)), tuple(map(of, o.second)), o.where) for o in self.orders]
         made.schedules = [replace(s, stages=tuple(tuple(map(of, ops)) for ops in s.stages)) for s in self.schedules]
         return made
 
-    def treat_parameters_as(self, other: "Graph") -> None:
-        """Fetch parameters, and sum their gradients, as a graph of the same model does."""
+    def move_data_as(self, other: "Graph") -> None:
+        """Fetch parameters, sum their gradients, and wait for messages, as a graph of the same model does."""
         self.shared, self.retained, self.scattered = {*other.shared}, {*other.retained}, {*other.scattered}
+        self.waits = other.waits
 
     def of_batch(self, pcg: PCG) -> "Graph":
         """A graph of the same model at another batch, not yet planned."""

@@ -136,7 +136,7 @@ def _with(graph: Graph, loop: Loop, micros: Sequence[int]) -> tuple[Graph, dict[
             copies[op].append(copy)
     made.take(copies)
     made.stores = [copy for op in graph.stores for copy in copies[op]]
-    made.treat_parameters_as(graph)
+    made.move_data_as(graph)
 
     def of(ops: Sequence[Op]) -> tuple[Op, ...]:
         found: dict[Op | None, None] = {}

@@ -181,7 +181,7 @@ class Looped:
         if self.loop is None:
             return own
         made = own.of_batch(self.pcg)
-        made.treat_parameters_as(own)
+        made.move_data_as(own)
         return made
 
     @property

@@ -103,6 +103,7 @@ class Collective:
     `atoms[0]` to split along `atoms[1]`), broadcast (from `group[0]`, whose target is its source; the others have no
     source), or reduce (to `group[0]`; the target of the others is their source). Member k has part k along the atom,
     within the register's own range. `cuts`: if the parts along an atom are unequal, by atom the sizes of all of them.
+    `waits`: devices wait for it before they compute on.
     """
 
     key: int
@@ -112,6 +113,7 @@ class Collective:
     target: Register
     atoms: tuple[int, ...] = ()
     cuts: tuple[tuple[int, ...], ...] = ()
+    waits: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -47,7 +47,9 @@ SENDS, RECEIVES = "sends", "receives"
 STREAMS = (COMPUTE, COLLECTIVES, WEIGHTS, HOST, SENDS, RECEIVES)
 _COMPUTE, _WEIGHTS, _COUNT = STREAMS.index(COMPUTE), STREAMS.index(WEIGHTS), len(STREAMS)
 _OF_TRANSFERS = {Collective: COLLECTIVES, Send: SENDS, Receive: RECEIVES}
-_STAYS, _LEAVES = -2, -1  # instead of a window: an instruction that any window goes on over, and one that ends it
+# Instead of a window: a collective that kernels wait for, an instruction that any window goes on over as over that one,
+# and one that ends it.
+_WAITED, _STAYS, _LEAVES = -3, -2, -1
 
 
 class Streamed(NamedTuple):
@@ -68,7 +70,7 @@ class _Row(NamedTuple):
 class _Entry(NamedTuple):
     """An instruction of the template on a first device.
 
-    `window`: the number of the layer beside whose kernels weights travel, `_LEAVES` or `_STAYS`.
+    `window`: the number of the layer beside whose kernels weights travel, `_LEAVES`, `_STAYS` or `_WAITED`.
     """
 
     device: int
@@ -167,6 +169,8 @@ class Timeline:
             number = self.windows.setdefault(window, len(self.windows))
         elif on.stream == WEIGHTS or (isinstance(instruction, Run) and on.stream == COMPUTE):
             number = _LEAVES
+        elif isinstance(instruction, Collective) and instruction.waits:
+            number = _WAITED
         return _Entry(device, place, on, number, waits, readies)
 
     def _row(self, key: object, micro: int | None, reader: int | None) -> _Row:
@@ -339,7 +343,7 @@ def _run(events: _Events, entries: _Entries, state: State, made: Numbers) -> Non
         start = 0
         for entry in range(entries.firsts[number], entries.firsts[number + 1]):
             device, stream, window = entries.devices[entry], entries.streams[entry], entries.windows[entry]
-            if window != _STAYS and window != inside[device]:
+            if window >= _LEAVES and window != inside[device]:
                 if inside[device] >= 0:  # it ends with its kernels and its traffic
                     free[device, _COMPUTE] = max(free[device, _COMPUTE], free[device, _WEIGHTS])
                 inside[device] = window
@@ -362,7 +366,7 @@ def _run(events: _Events, entries: _Entries, state: State, made: Numbers) -> Non
             if stream == _WEIGHTS and window >= 0:
                 free[device, _COMPUTE] += events.busy[event]
                 ready_at = began[device]  # what a window brings stands for what the one before it brought
-            elif stream == _WEIGHTS:
+            elif stream == _WEIGHTS or window == _WAITED:
                 free[device, _COMPUTE] = end
             for at in range(entries.first_readies[entry], entries.first_readies[entry + 1]):
                 ready[entries.readies[at, 0] + entries.readies[at, 1] * micro] = ready_at

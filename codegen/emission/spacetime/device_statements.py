@@ -53,6 +53,11 @@ def _start(instruction: Instruction, atom: int) -> int:
     return abs(instruction.target.mask.box[atom][0] - instruction.source.mask.box[atom][0])
 
 
+def _waits(collective: Collective) -> str:
+    """Takes the result of a collective at once, if the device waits for it."""
+    return ".wait()" if collective.waits else ""
+
+
 class Written(NamedTuple):
     """The statements of a block or of the instruction at a place; without either, those after all others."""
 
@@ -274,7 +279,7 @@ class DeviceWriter(Blocks):
         shape = shape_text(self.shapes[target])
         if collective.kind == "broadcast":
             root = self._rank("of", place)
-            text = f"run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)})"
+            text = f"run.broadcast({source}, {shape}, {root}, {group}{self._dtype(target)}){_waits(collective)}"
             if collective.source == target:
                 self.add(text)
             else:
@@ -283,7 +288,7 @@ class DeviceWriter(Blocks):
         if not collective.atoms and not (self.flow.graph.of_parameter(target.tensor, GRADIENT) and ".take(" in source):
             source += ".clone()"  # in place, and autograd may need the input
         if collective.kind == "reduce":
-            text = f"run.reduce({source}, {self._rank('to', place)}, {group})"
+            text = f"run.reduce({source}, {self._rank('to', place)}, {group}){_waits(collective)}"
             if collective.source == target:
                 self.add(text)
             else:
@@ -297,7 +302,7 @@ class DeviceWriter(Blocks):
         arguments = ", ".join([source, *map(str, places), group])
         message, sends = self.flow.messages.get(collective.key, (None, None))
         into = f', into="{message.value}"' + (", last=True" if sends == collective.key else "") if message else ""
-        self._define(target, f"run.{collective.kind}({arguments}{view}{cuts}{into})")
+        self._define(target, f"run.{collective.kind}({arguments}{view}{cuts}{into}){_waits(collective)}")
 
     def _cuts(self, collective: Collective, by_atom: bool) -> str:
         """The argument with the sizes of unequal parts, along an atom or along the dim in which it is outermost."""
