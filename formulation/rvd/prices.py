@@ -116,15 +116,17 @@ class TransitionPrices:
             )
         return self._spreads[key]
 
-    def sends(self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int]) -> int:
-        """Simultaneous messages between different devices; 0 for none."""
+    def sends(
+        self, senders: Sequence[int], receivers: Sequence[int], sizes_bytes: Sequence[int], *, share: float = 1.0
+    ) -> int:
+        """Simultaneous messages between different devices, or a `share` of their latency; 0 for none."""
         if not senders:
             return 0
         source, target = np.array(senders), np.array(receivers)
         latency = self._latency[self._split_level(source, target)]
         waits = max(float(np.bincount(end, latency).max()) for end in (source, target))
         seconds = busiest(self.machine, source, target, np.array(sizes_bytes, dtype=np.float64))
-        return math.ceil(self.machine.device.launch_ns + waits + 1e9 * seconds - ROUNDING_NS)
+        return math.ceil((self.machine.device.launch_ns + waits) * share + 1e9 * seconds - ROUNDING_NS)
 
     def floor(self, sources: Sequence[int], targets: Sequence[int]) -> MessageFloor:
         """Lower bound on messages from `sources` to every device of `targets` that is not a source."""

@@ -1,6 +1,7 @@
 """Builds a materialized program: places instructions in the total order, after the registers they read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -22,8 +23,9 @@ from .materialized import (
     Slice,
     Transfer,
     Zeros,
+    reads,
 )
-from .op import Op
+from .op import Op, Phase
 from .tasks import Tasks, Via
 
 Place: TypeAlias = tuple[int, int]
@@ -33,6 +35,8 @@ BEFORE, WITH, AFTER = range(3)
 START: Place = (-1, AFTER)
 
 _Dims: TypeAlias = tuple[range, ...]
+
+_Event: TypeAlias = tuple[Place, dict[int, Instruction]]
 
 Part: TypeAlias = tuple[Box, Register]
 """A register that holds the value, or an addend of it, in a box."""
@@ -47,7 +51,7 @@ class EventBuilder:
 
     def __init__(self, graph: Graph, together: Sequence[int]) -> None:
         self.graph, self.together = graph, together
-        self.events: list[tuple[Place, dict[int, Instruction]]] = []
+        self.events: list[_Event] = []
         self.ready: dict[int, Place] = {}  # by number of the register
         self.shapes: dict[Register, tuple[int, ...]] = {}
         self._shapes: dict[int, tuple[_Dims, dict[Box, tuple[int, ...]]]] = {}  # by node: of its parts by box
@@ -225,11 +229,18 @@ class EventBuilder:
         self.events.append((place, event))
         return made
 
-    def program(self, tasks: Tasks, order: Sequence[Op]) -> Materialized:
-        """The program of all events, ordered by place."""
+    def program(self, tasks: Tasks, order: Sequence[Op], turns: Mapping[Op, int]) -> Materialized:
+        """The program of all events, ordered by place. `turns`: the how manieth part of a node on its device a task is.
+
+        If the plan waits, what a device sends to another of one micro-batch, in one phase, is one message, unless one
+        of its tensors is read before the last of them is there.
+        """
         devices: list[list[Instruction]] = [[] for _ in range(tasks.devices)]
         steps: list[list[int]] = [[] for _ in devices]
         events = sorted(self.events, key=lambda event: event[0])
+        if self.graph.waits:
+            self._join(events, [own for own in self._messages(events, order, turns) if len(own) > 1])
+            events.sort(key=lambda event: event[0])
         for step, (_, event) in enumerate(events):
             for device, instruction in event.items():
                 if isinstance(instruction, Transfer):
@@ -240,6 +251,42 @@ class EventBuilder:
         return Materialized(
             tasks, tuple(map(tuple, devices)), tuple(map(tuple, steps)), self.shapes, tuple(order), places
         )
+
+    def _join(self, events: list[_Event], messages: Iterable[Sequence[int]]) -> None:
+        """Send all of a message once the last of its tensors is there, after the same tasks of other devices.
+
+        So the messages of the ranks of a stage are still together. None is joined that is read before.
+        """
+        first: dict[int, Place] = {}  # by number of a register, where it is read first
+        for place, event in events:
+            for register in (register for x in event.values() for register in reads(x)):
+                first.setdefault(register.number, place)
+        for message in messages:
+            (task, _), _ = events[message[-1]]
+            place = self.together[task], AFTER
+            transfers = [(at, x) for at in message for x in events[at][1].values()]
+            if any(first.get(x.target.number, place) < place for _, x in transfers if isinstance(x, Receive)):
+                continue
+            for at, x in transfers:
+                assert isinstance(x, Send | Receive), x
+                x.more = at != message[-1]
+                events[at] = place, events[at][1]
+
+    def _messages(
+        self, events: Sequence[_Event], order: Sequence[Op], turns: Mapping[Op, int]
+    ) -> Iterator[tuple[int, ...]]:
+        """The numbers of events that send tensors in one message, of several."""
+        going: dict[Hashable, list[int]] = defaultdict(list)
+        inside: dict[int, Hashable] = {}  # by number of a register that a message brings
+        for at, ((task, _), event) in enumerate(events):
+            for register in (register for x in event.values() for register in reads(x)):
+                yield tuple(going.pop(inside.pop(register.number, None), ()))
+            for device, x in event.items():
+                if isinstance(x, Send) and task >= 0 and x.source.tensor.node not in self.graph.kept:
+                    key = device, x.to, order[task].phase is Phase.FORWARD, turns[order[task]]
+                    going[key].append(at)
+                    inside |= {own.target.number: key for own in event.values() if isinstance(own, Receive)}
+        yield from map(tuple, going.values())
 
 
 def _cuts(

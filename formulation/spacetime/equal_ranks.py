@@ -154,12 +154,12 @@ class _Rank:
                 return self._op(op), read, tuple(None if w is None else self._register(w) for w in writes)
             case Accumulate(total, _, first):
                 return kind, read, self._register(total), first
-            case Send():
-                return kind, read
+            case Send(more=more):
+                return kind, read, more
             case Collective(_, name, group, source, target, atoms, cuts):
                 return kind, name, len(group), source is None, read, self._register(target), atoms, cuts
-            case Receive(_, target, _):
-                return kind, self._register(target)
+            case Receive(_, target, _, more):
+                return kind, self._register(target), more
             case Slice(target, source) | Pad(target, source):
                 moved = tuple(a != b for a, b in zip(source.mask.box, target.mask.box, strict=True))
                 return kind, read, self._register(target), moved

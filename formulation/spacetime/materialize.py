@@ -76,7 +76,7 @@ def materialize(
     for op in order:
         reads = tuple(registers[wanted.of[op, read]] for read in wanted.reads[op])
         builder.run(written.at[op], Run(op, reads, written.outputs(op), completed.tasks.meetings.get(op)))
-    return builder.program(completed.tasks, order)
+    return builder.program(completed.tasks, order, written.turns)
 
 
 def synchronized(completed: Completed) -> tuple[list[Op], dict[Op, int]]:

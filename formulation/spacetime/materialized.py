@@ -118,20 +118,22 @@ class Collective:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """Send `source` to the device `to`."""
+    """Send `source` to the device `to`, in one message with the next one to it if `more`."""
 
     key: int
     source: Register
     to: int
+    more: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """Receive `target` from the device `of`."""
+    """Receive `target` from the device `of`, in one message with the next one of it if `more`."""
 
     key: int
     target: Register
     of: int
+    more: bool = False
 
 
 Transfer: TypeAlias = Collective | Send | Receive

@@ -5,6 +5,7 @@ What goes on in one tensor in the same way at the same time shares the links and
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -40,7 +41,8 @@ _KINDS = {
 class Move(NamedTuple):
     """A transfer: its ordered ranks, the bytes per member, and with what it travels.
 
-    Also what operators exchange that meet (`meeting`): `messages`, each with the number and the parts of its cut.
+    `together`: how many tensors a message between stages has. Also what operators exchange that meet (`meeting`):
+    `messages`, each with the number and the parts of its cut.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Move(NamedTuple):
     group: tuple[int, ...]
     messages: tuple[tuple[int, int, Exchanged], ...] = ()
     meeting: Meeting | None = None
+    together: int = 1
 
 
 class Moves:
@@ -91,7 +94,7 @@ class Moves:
         """By step of the program, which of the transfers go on in the same way."""
         kinds = np.zeros(len(self.looped.events), dtype=np.int64)
         kinds[list(self.moves)] = numbered(
-            (m.kind, m.tensor, m.message, len(m.group), m.messages) for m in self.moves.values()
+            (m.kind, m.tensor, m.message, len(m.group), m.messages, m.together) for m in self.moves.values()
         )
         return kinds
 
@@ -113,12 +116,12 @@ class Moves:
         move, groups, sizes = run[0], tuple(move.group for move in run), tuple(move.size_bytes for move in run)
         kind, size, message, prices = move.kind, max(sizes), move.message, self.prices
         share = self.weights.share(move.tensor, move.group[0]) if message is Message.LAYER else 1.0
-        key = kind, sizes, message, share, groups, move.messages
+        key = kind, sizes, message, share, groups, move.messages, move.together
         if key not in self.known:
             if move.meeting is not None:
                 ns = self._exchange_ns([each.meeting for each in run if each.meeting is not None])
             elif kind == SEND:
-                ns = prices.sends_ns([(group[0], group[1]) for group in groups], sizes)
+                ns = prices.sends_ns([(group[0], group[1]) for group in groups], sizes, 1 / move.together)
             elif message is Message.TIED:
                 ns = prices.ring_ns(groups, size)
             elif message in (Message.GRADIENTS, Message.UPDATED):
@@ -146,12 +149,13 @@ class Moves:
 def _moves(program: Materialized, prices: Prices, weights: WeightTraffic) -> Iterator[tuple[int, Move]]:
     largest, rooted = dict[int, int](), dict[int, Move]()  # by key of a collective
     for device, own in enumerate(program.devices):
+        going = defaultdict[int, list[tuple[int, Move]]](list)
         for x, step in zip(own, program.steps[device], strict=True):
             if isinstance(x, Send):
-                yield (
-                    x.key,
-                    Move(SEND, x.source.tensor, prices.register_bytes(x.source), Message.ALONE, (device, x.to)),
-                )
+                size, message = prices.register_bytes(x.source), going[x.to]
+                message.append((x.key, Move(SEND, x.source.tensor, size, Message.ALONE, (device, x.to))))
+                if not x.more:
+                    yield from ((key, move._replace(together=len(message))) for key, move in going.pop(x.to))
             elif isinstance(x, Collective):
                 whole = x.target if x.kind == "all_gather" or x.source is None else x.source
                 largest[x.key] = max(largest.get(x.key, 0), prices.register_bytes(whole))

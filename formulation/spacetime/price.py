@@ -321,10 +321,10 @@ class Prices:
         most = max(map(len, groups))
         return self.sends_ns(pairs, [-(-2 * (most - 1) * size_bytes // most)] * len(pairs))
 
-    def sends_ns(self, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]) -> int:
-        """Simultaneous messages between (sender, receiver) pairs."""
+    def sends_ns(self, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int], share: float = 1.0) -> int:
+        """Simultaneous messages between (sender, receiver) pairs; `share`: of the latency, as in `collective_ns`."""
         senders, receivers = zip(*pairs, strict=True)
-        return self.links.sends(senders, receivers, sizes_bytes)
+        return self.links.sends(senders, receivers, sizes_bytes, share=share)
 
 
 def is_free(op: Op) -> bool:

@@ -592,6 +592,21 @@ def test_devices_wait_for_collectives_of_activations_as_in_planners_programs(nam
     assert made.verify(steps=2)["ok"]
 
 
+def test_what_a_slot_sends_is_one_message() -> None:
+    """Of Mixtral that is a layer's result and a loss of its experts, which is there a kernel earlier."""
+    plan = conversions.planned(next(case for case in conversions.CASES if case.name == "mixtral-8x7b GPipe"))
+    made = partita.space_time(plan.space_time_graph(), plan.machine, dtype=plan.dtype, module=plan.module)
+    sent = [i for i in made.program.devices[0] if isinstance(i, Send)]
+    assert [i.more for i in sent] == [True, False] * (len(sent) // 2)
+    assert made.prediction.step_ns == pytest.approx(plan_price(plan).objective_ns, rel=3e-6)
+    assert made.source().count(", more=True)") >= 2  # sent and received
+    graph = plan.space_time_graph()
+    graph.waits = False
+    alone = partita.space_time(graph, plan.machine, dtype=plan.dtype, module=plan.module)
+    assert alone.prediction.step_ns > made.prediction.step_ns and ", more=True" not in alone.source()
+    assert made.verify(steps=2)["ok"]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_weight_is_gathered_again_for_backward_as_planned(again: bool, tmp_path: Path) -> None:
     plan, down = by_samples((2,)), Choice((), (S(0),), regather=again)

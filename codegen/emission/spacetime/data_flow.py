@@ -14,6 +14,7 @@ from ....formulation.spacetime.materialized import (
     Collective,
     Instruction,
     Materialized,
+    Receive,
     Register,
     Run,
     communicates,
@@ -314,8 +315,11 @@ class Flow:
         return found
 
     def _sender(self, place: int, place_of: Mapping[int, int]) -> int:
-        """The place of the collective that sends the message of one at a place; of anything else the place itself."""
+        """The place of the transfer that sends the message of one at a place; of anything else the place itself."""
         instruction = self.instructions[place]
+        if isinstance(instruction, Receive):
+            others = ((at, own) for at, own in enumerate(self.instructions[place:], place) if isinstance(own, Receive))
+            return next(at for at, own in others if own.of == instruction.of and not own.more)
         if not isinstance(instruction, Collective) or instruction.key not in self.messages:
             return place
         return place_of[self.messages[instruction.key][1]]

@@ -58,6 +58,11 @@ def _waits(collective: Collective) -> str:
     return ".wait()" if collective.waits else ""
 
 
+def _more(message: Send | Receive) -> str:
+    """Says that others follow in the same message."""
+    return ", more=True" if message.more else ""
+
+
 class Written(NamedTuple):
     """The statements of a block or of the instruction at a place; without either, those after all others."""
 
@@ -128,10 +133,12 @@ class DeviceWriter(Blocks):
             case Collective():
                 self._collective(instruction, place)
             case Send():
-                self.add(f"run.send({self._sent(instruction.source)}, {self._rank('to', place)})")
+                self.add(f"run.send({self._sent(instruction.source)}, {self._rank('to', place)}{_more(instruction)})")
             case Receive():
                 shape, dtype = shape_text(self.shapes[instruction.target]), self._dtype(instruction.target)
-                self._define(instruction.target, f"run.receive({shape}, {self._rank('of', place)}{dtype})")
+                self._define(
+                    instruction.target, f"run.receive({shape}, {self._rank('of', place)}{dtype}{_more(instruction)})"
+                )
 
     def _rank(self, role: str, place: int) -> str:
         """The rank to or of which an instruction moves something."""

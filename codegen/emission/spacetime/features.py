@@ -58,6 +58,11 @@ class SpaceTimeEmission:
         return any(isinstance(i, Send) for device in self.program.devices for i in device)
 
     @cached_property
+    def batches(self) -> bool:
+        """True if some of these messages have several tensors."""
+        return any(isinstance(i, Send) and i.more for device in self.program.devices for i in device)
+
+    @cached_property
     def swaps(self) -> bool:
         """True if activations of some operators are offloaded."""
         return any(op.swapped for op in self.forward)
@@ -124,6 +129,7 @@ def _run(e: SpaceTimeEmission) -> Context:
         "counts": bool(e.counts),
         "once": e.once,
         "joins": e.joins,
+        "batches": e.batches,
         "collectives": e.collectives,
         "cuts": e.cuts,
         "split": e.splits_backward,
