@@ -122,7 +122,8 @@ def complete(given: Precedences) -> Completed | frozenset[int]:
     """The order of all tasks, or the events that no order reaches.
 
     Tasks whose preferred producers have run go first; other producers are used only if nothing else is ready.
-    Recomputations and reloads are then delayed until just before their first consumer.
+    Recomputations and reloads are then delayed until just before their first consumer; if they have none, as others of
+    their group.
     """
     events = _run(given)
     if len(events) < len(given.priority):
@@ -193,13 +194,26 @@ def _delayed(given: Precedences, events: Sequence[int], taken: Sequence[int]) ->
         after[producer].append(wait.task)
     place = {event: at for at, event in enumerate(events)}
     anchor: dict[int, int] = {}
+    unread: list[int] = []
     for event in reversed(events):
         late = event >= len(ops) or ops[event].phase in _LATE
         anchor[event] = min((anchor[e] for e in after[event]), default=len(events)) if late else place[event]
+    groups: dict[object, int] = {}
+    for event in (event for event in events if event < len(ops) and ops[event].phase in _LATE):
+        groups[_group(ops[event])] = min(groups.get(_group(ops[event]), len(events)), anchor[event])
+        if not after[event]:
+            unread.append(event)
+    anchor |= {event: groups[_group(ops[event])] for event in unread}
     for first, met in given.together.items():
         if anchor[first] != place[first]:
             anchor |= dict.fromkeys(met, anchor[first])
     return sorted(events, key=lambda event: (anchor[event], anchor[event] == place[event], place[event]))
+
+
+def _group(op: Op) -> object:
+    """Equal for recomputations of one group, and for reloads of one."""
+    own = op.forward or op
+    return op.phase, op.device, own.group if op.phase is Phase.RECOMPUTE else own.swapped
 
 
 def edges(completed: Completed) -> Iterator[tuple[Op, Op]]:

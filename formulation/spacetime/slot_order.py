@@ -1,7 +1,8 @@
 """Slots of a template's tasks, whose micro-batches run the tasks of a slot in one order.
 
 Tasks that nothing orders run once their data is there, and while a pipeline fills, data may arrive in another order
-than later. `in_one_order` has all micro-batches run a slot as those between the first and the last do.
+than later. `in_one_order` has all micro-batches run a slot as those between the first and the last do, or else as the
+first does, of which others may read what is the same in all.
 """
 
 from __future__ import annotations
@@ -71,16 +72,19 @@ def in_one_order(completed: Completed, template: Template) -> Completed:
         micro = micro_of(op)
         if micro is not None:
             blocks[device(op), keys[at]][micro].append(at)
-    moved: dict[int, int] = {}  # by task, the one that takes its place
-    for alike in blocks.values():
-        rank = {likeness_of(tasks[at]): place for place, at in enumerate(alike[1])}
-        for found in alike.values():
-            if {likeness_of(tasks[at]) for at in found} == rank.keys() and len(found) == len(rank):
-                moved |= zip(found, sorted(found, key=lambda at: rank[likeness_of(tasks[at])]), strict=True)
-    if all(at == other for at, other in moved.items()):
-        return completed
-    order = _run(completed, {number: [moved.get(at, at) for at in here] for number, here in own.items()})
-    return replace(completed, order=tuple(tasks[at] for at in order)) if len(order) == len(tasks) else completed
+    for model in (1, 0):
+        moved: dict[int, int] = {}  # by task, the one that takes its place
+        for alike in blocks.values():
+            rank = {likeness_of(tasks[at]): place for place, at in enumerate(alike[model])}
+            for found in alike.values():
+                if {likeness_of(tasks[at]) for at in found} == rank.keys() and len(found) == len(rank):
+                    moved |= zip(found, sorted(found, key=lambda at: rank[likeness_of(tasks[at])]), strict=True)
+        if all(at == other for at, other in moved.items()):
+            return completed
+        order = _run(completed, {number: [moved.get(at, at) for at in here] for number, here in own.items()})
+        if len(order) == len(tasks):
+            return replace(completed, order=tuple(tasks[at] for at in order))
+    return completed
 
 
 def _run(completed: Completed, own: Mapping[int, Sequence[int]]) -> list[int]:

@@ -376,6 +376,23 @@ def test_micro_batches_in_another_order_are_expanded() -> None:
     alike(found, planned(write, each, 10))
 
 
+@pytest.mark.parametrize("order", [gpipe, one_f_one_b])
+def test_fills_and_what_is_computed_of_them_are_in_loops(order: Any) -> None:
+    """Experts count their tokens with fills of every micro-batch; nothing reads some that recomputation makes."""
+    graph = partita.graph(*build("mixtral-8x7b", small=True), batch=12)
+    for op in graph.forward:
+        op_trans(op, micro_batches(6))
+    parts = stages(graph, 2)
+    for device, ops in enumerate(parts):
+        op_assign(ops, device)
+        recompute(ops)
+    in_order(order(2, 6), parts)
+    plan = partita.space_time(graph)
+    assert not plan.looped.irregular
+    assert "one by one" not in plan.source()
+    assert plan.verify(steps=1)["ok"]
+
+
 def test_refusals() -> None:
     graph = partita.graph(*build(GPT, small=True, sizes={"layers": 2}), batch=10)
     first, second, *others = graph.forward

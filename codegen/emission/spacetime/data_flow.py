@@ -1,11 +1,13 @@
 """Data flow of one device: which instructions read and write a register, and which sums autograd computes itself."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import TypeAlias
 
+from ....formulation.spacetime.dtypes import constants
 from ....formulation.spacetime.graph import Graph
 from ....formulation.spacetime.mask import GRADIENT, VALUE, VTensor
 from ....formulation.spacetime.materialized import (
@@ -34,6 +36,9 @@ COMPUTING = (Phase.FORWARD, Phase.RECOMPUTE, Phase.OFFLOAD, Phase.RELOAD, Phase.
 LOOP = "loop over "
 """How the labels of micro-batches begin that have a template."""
 
+Lane: TypeAlias = tuple[tuple[str, int], ...]
+"""Labels and numbers of the cuts whose parts run one after another on a device: the micro-batch."""
+
 TEMPLATE = "template"
 """The role of numbers that are micro-batches of a template."""
 
@@ -50,6 +55,20 @@ def labels(op: Op) -> list[tuple[str, int]]:
     ]
 
 
+def varying(ops: Iterable[Op]) -> frozenset[str]:
+    """The labels that have several numbers among some operators."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for op in ops:
+        for label, number in labels(op):
+            numbers[label].add(number)
+    return frozenset(label for label, found in numbers.items() if len(found) > 1)
+
+
+def lane_of(op: Op, several: Container[str]) -> Lane:
+    """The cuts of an operator that have one of these labels."""
+    return tuple((label, number) for label, number in labels(op) if label in several)
+
+
 def numbered(label: str, number: int) -> str:
     """The marked number of a cut with this label; of the micro-batches of a loop, that in the template."""
     return mark(TEMPLATE if label.startswith(LOOP) else "m", number)
@@ -61,15 +80,15 @@ def layer(op: Op) -> str:
 
 
 def _own_copies(
-    instructions: Sequence[Instruction], written: Mapping[Op, tuple[VTensor, ...]]
-) -> tuple[tuple[Instruction, ...], list[int]]:
+    instructions: Sequence[Instruction], written: Mapping[Op, tuple[VTensor, ...]], pcg: PCG
+) -> tuple[tuple[Instruction, ...], list[int], dict[int, int]]:
     """The instructions, but if several micro-batches compute the same value here each operator reads its own copy.
 
-    Also their places before operators without inputs were moved.
+    Also their places before constants were moved, and by place of these, before which instruction they are now.
     """
     made: dict[tuple[Phase, VTensor], list[tuple[int, int]]] = defaultdict(list)
     makers: dict[Register, tuple[int, int]] = {}
-    before_moving = _constants_first(instructions)
+    before_moving, ahead_of = _constants_near(instructions, pcg)
     result = [instructions[place] for place in before_moving]
     for place, run in enumerate(list(result)):
         if not isinstance(run, Run) or run.op.phase not in COMPUTING:
@@ -91,21 +110,46 @@ def _own_copies(
             made[run.op.phase, own_part].append((place, position))
             if target is not None:
                 makers[target] = place, position
-    return tuple(result), before_moving
+    return tuple(result), before_moving, ahead_of
 
 
-def _constants_first(instructions: Sequence[Instruction]) -> list[int]:
-    """The places of the instructions, but operators without inputs run where their micro-batch begins."""
-    begins: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
-    places: list[tuple[int, int]] = []
-    for place, run in enumerate(instructions):
-        before = place
-        if isinstance(run, Run) and run.op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
-            before = begins.setdefault((run.op.phase, frozenset(labels(forward_of(run.op)))), place)
-            if run.op.of.inputs:
-                before = place
-        places.append((before, place))
-    return [place for _, place in sorted(places, key=lambda pair: (pair[0], pair[0] == pair[1]))]
+def _constants_near(instructions: Sequence[Instruction], pcg: PCG) -> tuple[list[int], dict[int, int]]:
+    """The places of the instructions, but constants of a micro-batch come just before its first other operator.
+
+    So they do in all micro-batches alike, whether a device waits for its messages or has them already; but not before
+    what they read, and not after what reads them. Also before which instruction each of them is then.
+    """
+    known = constants(pcg)
+    runs = [
+        (place, run.op.phase, run.op)
+        for place, run in enumerate(instructions)
+        if isinstance(run, Run) and run.op.phase in (Phase.FORWARD, Phase.RECOMPUTE)
+    ]
+    several = varying(forward_of(op) for *_, op in runs)
+    keys = {place: (phase, lane_of(forward_of(op), several)) for place, phase, op in runs}
+    begins: dict[Hashable, int] = {}
+    for constant in (False, True):
+        for place, _, op in runs:
+            if known[op.node] == constant:
+                begins.setdefault(keys[place], place)
+    readers: dict[Register, list[int]] = defaultdict(list)
+    made: dict[Register, int] = {}  # by register: before which place it can be
+    for place, instruction in enumerate(instructions):
+        for register in reads(instruction):
+            readers[register].append(place)
+        made.update(dict.fromkeys(writes(instruction), place + 1))
+    moved = [*range(len(instructions))]
+    first = dict.fromkeys((place for place, _, op in runs if known[op.node]), 0)  # where a constant can be at first
+    for place in first:
+        own = instructions[place]
+        first[place] = max((made[register] for register in reads(own)), default=0)
+        made.update(dict.fromkeys(writes(own), first[place]))
+    for place in reversed(first):
+        read = (moved[reader] for register in writes(instructions[place]) for reader in readers[register])
+        moved[place] = max(first[place], min([begins[keys[place]], *read]))
+    order = sorted(range(len(moved)), key=lambda place: (moved[place], place not in first, place))
+    now = {place: at for at, place in enumerate(order)}
+    return order, {now[place]: now[moved[place]] for place, _, _ in runs if moved[place] != place}
 
 
 def _run(instruction: Instruction) -> Run:
@@ -129,9 +173,10 @@ def _written(instructions: list[Instruction], place: int, position: int) -> Regi
 class Flow:
     """The instructions of one device, named by place, with the writers and readers of every register.
 
-    `graph`: that of all samples of a step; `places`: those of the instructions in the program; `ranks`: the device and
-    those that are equal to it (`equal_ranks`), for which its statements stand too; `messages`: by key, with what a
-    collective travels, and which of them sends the message (`formulation.spacetime.messages.joined`).
+    `graph`: that of all samples of a step; `places`: those of the instructions in the program; `ahead_of`: by place
+    of constants that were moved, that of what they are before now; `ranks`: the device and those that are equal to it
+    (`equal_ranks`), for which its statements stand too; `messages`: by key, with what a collective travels, and which
+    of them sends the message (`formulation.spacetime.messages.joined`).
     """
 
     def __init__(
@@ -145,7 +190,9 @@ class Flow:
         self.program, self.graph, self.device, self.ranks = program, graph, device, ranks or (device,)
         self.messages = messages
         self.pcg: PCG = self.graph.pcg
-        self.instructions, self.places = _own_copies(program.devices[device], program.tasks.writes)
+        self.instructions, self.places, self.ahead_of = _own_copies(
+            program.devices[device], program.tasks.writes, self.pcg
+        )
         self.writers: dict[Register, list[int]] = defaultdict(list)
         self.readers: dict[Register, list[int]] = defaultdict(list)
         self.run: dict[tuple[Op, Phase], int] = {}  # by forward operator

@@ -100,6 +100,7 @@ class DeviceWriter(Blocks):
                 self._single(step)
             self.written.append(Written(step, self.pieces))
         self.pieces = []
+        self.drop(self.dropped_last)
         self.add("run.step()")
         for step in after_step:
             self._single(step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import zip_longest
@@ -89,7 +89,22 @@ class _Device:
         own = np.argsort(self.flow.places)[place]  # places of the flow
         has = np.zeros(len(self.flow.places), dtype=bool)
         has[[*self.blocks, *self.text]] = True
-        return own[has[own]], looped.micros[at][has[own]]
+        return self._constants_moved(own[has[own]], looped.micros[at][has[own]], looped.count)
+
+    def _constants_moved(self, own: Numbers, micros: Numbers, count: int) -> tuple[Numbers, Numbers]:
+        """The instructions with constants of each micro-batch where the flow has them."""
+        ahead_of = np.full(len(self.flow.places), -1)
+        for place, other in self.flow.ahead_of.items():
+            if self.micro[place] == self.micro[other]:
+                ahead_of[place] = other
+        if not (ahead_of >= 0).any():
+            return own, micros
+        here = np.arange(len(own))
+        at = np.full((len(ahead_of), count), -1)
+        at[own, micros] = here
+        to = np.where(ahead_of[own] < 0, -1, at[ahead_of[own], micros])
+        order = np.argsort(np.where(to < 0, 2 * here, 2 * to - 1), kind="stable")
+        return own[order], micros[order]
 
     @property
     def size(self) -> int:
@@ -166,20 +181,24 @@ class _Device:
         """The micro-batch of the template that stands for that of an instruction, and how many were left out before."""
         return self.micro[place], self.late if micro >= self.since.get(place, self.count) else 0
 
-    def _block(self, block: _Block, first: int, micro: int) -> None:
-        """Collect a block. What lies in its way runs before it or returns to the queue."""
+    def _block(self, block: _Block, first: int, micro: int, outer: Collection[Item] = (), moving: bool = False) -> None:
+        """Collect a block. What lies in its way runs before it or returns to the queue.
+
+        `outer`: what waits for a block that runs after this one, and that block; `moving`: whether a transfer does.
+        """
         flow, left = self.flow, len(block.places) - 1
-        after = {first * self.count + micro}
+        after = {first * self.count + micro, *outer}
         deferred: dict[Item, None] = {}
-        moving = False  # whether a transfer is deferred
         while left:
             item = self._next()
             place, own = divmod(item, self.count)
             if place in block.places and own == micro:
-                if self._needs_any(place, own, deferred):
+                if self._needs_any(place, own, deferred) or self._needs_any(place, own, outer):
                     raise Irregular("a block needs what needs the block")
                 left -= 1
                 after.add(item)
+            elif own == micro and self._runs_before(place, block) and not self._needs_any(place, own, after):
+                self._block(self.blocks[place], place, own, after, moving)
             elif self._several(place) or self._needs_any(place, own, after) or (moving and flow.transfers(place)):
                 deferred[item] = None
                 after.add(item)
@@ -189,6 +208,10 @@ class _Device:
         self._add(block.number, micro, self._shown(first, micro))
         self.queue.extendleft(reversed(deferred))
         self.put_off += len(deferred)
+
+    def _runs_before(self, place: int, block: _Block) -> bool:
+        """True for an instruction of a block that runs before another one in the template."""
+        return self._several(place) and self.blocks[place].number < block.number
 
     def _several(self, place: int) -> bool:
         """True for an instruction of a block that has others."""
@@ -234,8 +257,8 @@ _FETCHED = re.compile(r", weights=\{[^}]*\}")
 
 
 def _dropped(piece: Piece) -> bool:
-    """True for a statement that drops a weight after its last use."""
-    return isinstance(piece, Line) and piece.text[0].startswith("w.take(")
+    """True for a statement that drops a tensor after its last use."""
+    return isinstance(piece, Line) and piece.text[0].startswith(("v.take(", "w.take("))
 
 
 def _likeness(piece: Line, micro: int) -> object:

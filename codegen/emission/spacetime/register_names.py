@@ -7,8 +7,8 @@ from ....formulation.spacetime.mask import GRADIENT, UPDATED, VALUE, Box
 from ....formulation.spacetime.materialized import Accumulate, Register, Run, Slice, reads, writes
 from ....formulation.spacetime.op import Phase
 from ..common.rolled_lines import quoted
-from .data_flow import Flow, numbered
-from .segments import Arranged, Lane, arrange
+from .data_flow import Flow, Lane, numbered
+from .segments import Arranged, arrange
 
 STORES = {VALUE: "v", GRADIENT: "g", UPDATED: "u"}
 """The stores of values, gradients, and new weights; weights from other devices are in `w`."""
@@ -22,17 +22,18 @@ def lane_text(lane: Lane) -> str:
 class Registers:
     """The registers of one device while its statements are written.
 
-    A register has its name while it is live: its last read takes it out of its store. `left`: the remaining reads of
-    every register; None while they are being counted.
+    A register has its name while it is live: its last read takes it out of its store, or a statement after it
+    (`handed`). `left`: the remaining reads of every register; None while they are being counted.
     """
 
     def __init__(self, flow: Flow, shapes: Mapping[Register, tuple[int, ...]]) -> None:
         self.flow, self.shapes = flow, shapes
         self.arranged: Arranged = arrange(flow)
-        self.totals: dict[int, Register] = {}  # by parameter: the first
+        self.totals: dict[int, Register] = {}  # by parameter: the last, of all micro-batches
         for instruction in flow.instructions:
             if isinstance(instruction, Accumulate):
-                self.totals.setdefault(instruction.total.tensor.node, instruction.total)
+                self.totals[instruction.total.tensor.node] = instruction.total
+        self.handed: dict[Register, bool] = {}  # what leaves its store by a statement of its own: whether at the end
         self.boxes: dict[int, list[Box]] = {}
         self.kept: Counter[int] = Counter()  # by parameter: how many boxes are kept here
         self.left: Counter[Register] | None = None
@@ -46,6 +47,8 @@ class Registers:
         self.live: dict[str, set[str]] = {store: set() for store in "vgwu"}
         self.alias: dict[Register, Register] = {}
         self.reads: Counter[Register] = Counter()
+        self.dropped: list[Register] = []  # of those handed on, what leaves after the statement that is being written
+        self.dropped_last: list[Register] = []  # what leaves after all micro-batches
 
     def find_lanes(self) -> None:
         """Find the lane of every register: that of its writer, else what those of its readers have in common.
@@ -117,14 +120,16 @@ class Registers:
         return f"{self.store(register)}[{self.name(register)}]"
 
     def use(self, register: Register) -> str:
-        """The expression that reads a register; the last read takes it out of its store."""
+        """The expression that reads a register; the last read takes it out of its store, or has it `dropped`."""
         register = self.alias.get(register, register)
         store, name, last = self.store(register), self.name(register), self.is_last_read(register)
         if self.is_kept(register):
             if name not in self.live[store]:
                 return f"{store}[{name}]"
             return f"run.model.parts[{name}]" if store == "w" else f"run.model.new({name})"  # what came has this name
-        if not last:
+        if last and register in self.handed:
+            (self.dropped_last if self.handed[register] else self.dropped).append(register)
+        if not last or register in self.handed:
             return f"{store}[{name}]"
         self.forget(register)
         return f"{store}.take({name})"

@@ -1,7 +1,7 @@
 """Calls of segment functions: forward, recomputation, backward, weight gradients, offload and reload."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from ....formulation.spacetime.mask import Addends
@@ -11,7 +11,7 @@ from ..common.rolled_lines import Piece, line, mark, quoted
 from ..common.statements import reserved
 from ..common.text import tuple_text
 from ..templates import defined
-from .data_flow import TEMPLATE, Flow, numbered
+from .data_flow import TEMPLATE, Flow, Lane, numbered
 from .function_table import Functions
 from .register_names import Registers, lane_text
 from .segment_functions import Code, Segments, Weight, merge
@@ -42,9 +42,35 @@ class Blocks(Registers):
             self.code[segment] = code
         self._number_equal_calls()
         self.find_lanes()
+        self._find_handed()
 
     def add(self, statement: str) -> None:
         self.pieces.append(line(statement))
+        dropped, self.dropped = self.dropped, []
+        self.drop(dropped)
+
+    def drop(self, registers: Sequence[Register]) -> None:
+        """Take registers out of their stores."""
+        for register in registers:
+            self.pieces.append(line(f"{self.store(register)}.take({self.name(register)})"))
+            self.forget(register)
+
+    def _find_handed(self) -> None:
+        """Find the values that several calls of a function read: the last call does not take them, to be like others.
+
+        They leave their store after it, or after all micro-batches if several read them.
+        """
+        calls: Counter[tuple[Register, str, Phase]] = Counter()
+        lanes: dict[Register, set[Lane]] = defaultdict(set)
+        for step in self.arranged.steps:
+            if isinstance(step, SegmentPhase) and step.segment and step.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+                code = self.code[step.segment]
+                for op, operand in (*code.values, *code.constants):
+                    register = self.flow.operands(op, step.phase)[operand]
+                    calls[register, code.name, step.phase] += 1
+                    lanes[register].add(step.segment.lane)
+        found = {register for (register, *_), count in calls.items() if count > 2}
+        self.handed = {register: len(lanes[register]) > 1 for register in found}
 
     def _number_equal_calls(self) -> None:
         """Number segments whose calls would be equal: layers without weights, passes over the same layers."""

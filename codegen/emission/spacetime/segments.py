@@ -18,10 +18,7 @@ from ....formulation.spacetime.equal_ranks import numbered
 from ....formulation.spacetime.materialized import Collective, Receive, Register, reads, writes
 from ....formulation.spacetime.op import Op, Phase
 from ....model.graph.segments import is_product
-from .data_flow import COMPUTING, Flow, labels, layer
-
-Lane = tuple[tuple[str, int], ...]
-"""Labels and numbers of the cuts whose parts run one after another on a device: the micro-batch."""
+from .data_flow import COMPUTING, Flow, Lane, lane_of, layer, varying
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +48,10 @@ class Arranged:
 
 
 def lanes(flow: Flow) -> dict[Op, Lane]:
-    """The lane of every forward operator: the labels with several numbers on this device."""
-    keys = {op: labels(op) for op, phase in flow.run if phase is Phase.FORWARD}
-    numbers: dict[str, set[int]] = {}
-    for own in keys.values():
-        for label, number in own:
-            numbers.setdefault(label, set()).add(number)
-    return {op: tuple((k, n) for k, n in own if len(numbers[k]) > 1) for op, own in keys.items()}
+    """The lane of every forward operator: its labels with several numbers on this device."""
+    ops = [op for op, phase in flow.run if phase is Phase.FORWARD]
+    several = varying(ops)
+    return {op: lane_of(op, several) for op in ops}
 
 
 def arrange(flow: Flow) -> Arranged:
