@@ -30,9 +30,8 @@ def eager_one_f_one_b(device, devices, micro_batches):
 
 
 def gpipe(device, devices, micro_batches):
-    """GPipe: all forwards, then all backwards, the last micro-batch first."""
-    forwards = [("forward", device, m) for m in range(micro_batches)]
-    return forwards + [("backward", device, m) for m in reversed(range(micro_batches))]
+    """GPipe: all forwards, then all backwards."""
+    return [(kind, device, m) for kind in ("forward", "backward") for m in range(micro_batches)]
 
 
 def interleaved(device, devices, micro_batches, chunks):

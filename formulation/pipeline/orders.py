@@ -72,7 +72,7 @@ def read_slot_lines(lines: Sequence[str]) -> Orders:
 
 
 def gpipe(stages: int, micros: int, recompute: bool = False) -> Orders:
-    """All forwards, then all backwards, the last micro-batch first (GPipe); every activation is kept until then."""
+    """All forwards, then all backwards (GPipe); every activation is kept until then."""
     _check(stages=stages, micros=micros)
     return _recomputed((device_slots(device_orders.gpipe, s, stages, micros) for s in range(stages)), recompute)
 

@@ -37,7 +37,7 @@ def written(order: Sequence[Slot]) -> str:
 
 
 def test_small_schedules_by_hand() -> None:
-    assert [written(order) for order in gpipe(2, 2)] == ["F0.0 F0.1 B0.1 B0.0", "F1.0 F1.1 B1.1 B1.0"]
+    assert [written(order) for order in gpipe(2, 2)] == ["F0.0 F0.1 B0.0 B0.1", "F1.0 F1.1 B1.0 B1.1"]
     assert [written(order) for order in one_f_one_b(2, 3)] == [
         "F0.0 F0.1 B0.0 F0.2 B0.1 B0.2",
         "F1.0 B1.0 F1.1 B1.1 F1.2 B1.2",
