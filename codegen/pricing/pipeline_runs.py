@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class SlotRun(NamedTuple):
-    """A slot of the schedule on the devices of one coordinate; micro-batch -1: the update, once a step."""
+    """A slot of the schedule on the devices of one coordinate; micro-batch -1: once a step.
+
+    Once a step a device completes the "gradients" of a stage, and then runs its "update".
+    """
 
     device: int
     kind: str
@@ -45,12 +49,13 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
     `shared`: the price of what all devices of an interlaced pipeline compute together. Its slots are runs of every
     device, of stage `SHARED`.
 
-    In two directions both devices of a stage run mirrored orders, so they end at one time: its update, with the sum of
-    its gradients, waits for neither.
+    A device sums its gradients over ranks and stages once it has run its last slot. Updates are clipped by the norm of
+    all gradients, so that they begin on all devices at once, when the last of these sums has ended.
 
-    Updates wait for the gradients of weights that other devices have too (`_waits`).
+    In two directions both devices of a stage run mirrored orders, so they end at one time: the sum of its gradients
+    waits for neither. Sums of gradients of weights that other devices have too wait for these (`_waits`).
 
-    Where micro-batches go forward several times, updates begin after the last slot of all, so the step has a bound
+    Where micro-batches go forward several times, sums begin after the last slot of all, so the step has a bound
     (`solvers/search/repeated_bound.py`).
     """
     number_of = list(range(len(stages))) * plan.schedule.passes
@@ -70,11 +75,26 @@ def runs(plan: Plan, stages: tuple[StagePrice, ...], shared: StagePrice | None =
     ends = [max(last[other] for other in others) for others in _waits(plan)]
     if plan.schedule.passes > 1:
         ends = [max(ends)] * plan.size
-    for number, cost in [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]:
-        for device in range(plan.size) if number == SHARED else plan.schedule.devices_of(number, plan.size):
-            made.append(SlotRun(device, "update", number, -1, ends[device], phase_ns(cost, "update")))
+    every = [*enumerate(stages), *([] if shared is None else [(SHARED, shared)])]
+    own = [(device, *each) for each in every for device in _devices_of(plan, each[0])]
+    for device, number, cost in own:
+        if cost.completing_ns:
+            made.append(SlotRun(device, "gradients", number, -1, ends[device], cost.completing_ns))
             ends[device] = made[-1].end_ns
+    ends = [max(ends)] * plan.size
+    for device, number, cost in own:
+        made.append(SlotRun(device, "update", number, -1, ends[device], _updating_ns(cost)))
+        ends[device] = made[-1].end_ns
     return tuple(made)
+
+
+def _devices_of(plan: Plan, stage: int) -> Iterable[int]:
+    return range(plan.size) if stage == SHARED else plan.schedule.devices_of(stage, plan.size)
+
+
+def _updating_ns(cost: StagePrice) -> int:
+    """How long a stage updates its weights once gradients are clipped."""
+    return phase_ns(cost, "update") - cost.completing_ns
 
 
 SHARED = -1
@@ -109,9 +129,9 @@ def _shared_slots(plan: Plan) -> dict[int, int]:
 
 
 def _waits(plan: Plan) -> list[set[int]]:
-    """For every device those whose slots its updates wait for: itself, and others that have the same weights.
+    """For every device those whose slots its sums of gradients wait for: itself, and others that have the same weights.
 
-    Devices add up the gradients of tied weights one after the other, by name, and then update all of their weights.
+    Devices add up the gradients of tied weights one after the other, by name.
     """
     found = [{device} for device in range(plan.size)]
     for _, stages in sorted(tied(plan, trained=True).items()):
@@ -125,15 +145,18 @@ def _waits(plan: Plan) -> list[set[int]]:
 def slot_problem(plan: Plan, stages: tuple[StagePrice, ...], room: Room = None) -> Problem:
     """The slots of a step as tasks of the predicted lengths; `room`: micro-batches that a device keeps at once.
 
-    A device ends with the updates of its stages, or with longer ones that wait for it. Where messages pass between
-    slots, one of several micro-batches is no shorter than its message: so none waits for the link.
+    After its last slot a device completes the gradients of its stages, and then all update at once: the step ends the
+    longest update later than the last gradient. Where messages pass between slots, one of several micro-batches is no
+    shorter than its message: so none waits for the link.
     """
     if plan.schedule.passes > 1:
         return _repeated_problem(plan, stages, room)
-    updates = [phase_ns(cost, "update") for cost in stages]
-    held = (plan.schedule.stages_of(device, plan.size, len(stages)) for device in range(plan.size))
-    own_ns, waits = [sum(updates[stage] for stage in own) for own in held], _waits(plan)
-    closing = tuple(max(own_ns[d] for d, others in enumerate(waits) if device in others) for device in range(plan.size))
+    held = [plan.schedule.stages_of(device, plan.size, len(stages)) for device in range(plan.size)]
+    sums, waits = [sum(stages[stage].completing_ns for stage in own) for own in held], _waits(plan)
+    update = max(sum(_updating_ns(stages[stage]) for stage in own) for own in held)
+    closing = tuple(
+        update + max(sums[d] for d, others in enumerate(waits) if device in others) for device in range(plan.size)
+    )
     chain, count = _chain(plan, stages), plan.micro_batches
     if plan.schedule.directions > 1:
         return replace(bidirectional(chain, 2 * count, room), closing_ns=closing)

@@ -61,6 +61,11 @@ class Item:
         return self.part == "gradients" and self.kind in (Action.SUM.value, Action.SCATTER_SUM.value)
 
     @property
+    def precedes_norm(self) -> bool:
+        """True if it completes a gradient once a step: the norm of all gradients, which clips updates, waits for it."""
+        return self.phase == "update" and (self.reduces or self.kind in (Action.SEND.value, "accumulate"))
+
+    @property
     def hides(self) -> bool:
         """True if it may run beside kernels: a weight is converted, or a gradient reduced."""
         return self.reduces or (self.part == "weights" and self.kind != CAST and not self.waits)
@@ -184,6 +189,12 @@ class StagePrice:
             return taken - sum(min(overlap.hidden_ns, overlap.reduced_ns) for overlap in self.overlaps)
         hidden = (o.hidden_in_phase_ns - o.host_bound_ns for o in self.overlaps if o.phase == phase)
         return taken - sum(hidden)
+
+    @property
+    def completing_ns(self) -> int:
+        """ns of the update phase that complete gradients: sums over ranks and stages, less what hides of them."""
+        hidden = sum(min(overlap.hidden_ns, overlap.reduced_ns) for overlap in self.overlaps)
+        return sum(item.total_ns for item in self.items if item.precedes_norm) - hidden
 
     @property
     def ns(self) -> dict[str, int]:

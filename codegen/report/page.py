@@ -105,6 +105,7 @@ def _pipeline(plan: Plan, price: PlanPrice) -> dict[str, Any]:
         ],
         "slots": slots,
         "split": any(slot.color == _COLORS["weights"] for slot in slots),
+        "summed": any(slot.color == _COLORS["gradients"] for slot in slots),
         "rows": plan.size,
         "memory": memory,
         "kinds": max(memory, key=lambda bar: len(bar.segments)).segments,
@@ -154,7 +155,13 @@ def _memory(name: str, price: StagePrice, machine: Machine) -> Bar:
     return Bar(name, _segments(sizes, max(capacity, sum(used.values()))), words)
 
 
-_COLORS = {"forward": "compute", "backward": "weights", "weights": "states", "update": "gradients"}
+_COLORS = {
+    "forward": "compute",
+    "backward": "weights",
+    "weights": "states",
+    "gradients": "conversions",
+    "update": "gradients",
+}
 
 
 def _slots(plan: Plan, price: PlanPrice) -> list[TimelineSlot]:

@@ -57,7 +57,7 @@ class Holding(NamedTuple):
 class Problem:
     """Tasks, edges between them, and devices with their room for activations in bytes (None: enough).
 
-    A step ends on a device `closing_ns` after its last task (the update of its weights); empty: at once.
+    A step ends `closing_ns` after the last task of a device (sums of its gradients, updates); empty: at once.
     PartitaError: an unknown task or device, a duration below 1 ns, a duplicate slot, cyclic edges, memory that is
     released before it is taken, or never.
     """

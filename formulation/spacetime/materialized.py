@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .mask import Mask, PTensor
+from .mask import UPDATED, Mask, PTensor
 from .meetings import Meeting
-from .op import Op
+from .op import Op, Phase
 from .tasks import Tasks, Via
 
 
@@ -186,6 +186,18 @@ def identities(instructions: Iterable[Instruction]) -> dict[Op, Register]:
                 for register in zeros.intersection(read):
                     found[op.forward or op] = register
     return found
+
+
+def uses_updates(instruction: Instruction) -> bool:
+    """True if an instruction moves or keeps what updates have written."""
+    if isinstance(instruction, Run):
+        return instruction.op.phase is Phase.KEEP
+    return any(register.tensor.kind == UPDATED for register in (*reads(instruction), *writes(instruction)))
+
+
+def follows_norm(instruction: Instruction) -> bool:
+    """True if it runs after the norm of all gradients, by which updates are clipped: updates, and what uses them."""
+    return uses_updates(instruction) or (isinstance(instruction, Run) and instruction.op.phase is Phase.UPDATE)
 
 
 def waits_for(instruction: Instruction) -> tuple[Register, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from ...model.graph.constants import fills
 from .equal_ranks import equal_events
@@ -31,6 +32,7 @@ from .materialized import (
     Slice,
     Transfer,
     Zeros,
+    follows_norm,
     identities,
     ready_after,
     waits_for,
@@ -245,13 +247,17 @@ class Timeline:
             heads=stops - sizes,
         )
         cuts, states = self._cuts(), list[State]()
-        for start, stop in pairwise((0, *np.searchsorted(at, cuts).tolist(), len(at))):
+        for start, stop in pairwise((0, *np.searchsorted(at[: self.clipped], cuts).tolist(), self.clipped)):
             run(_Events(*(own[start:stop] for own in events)), entries, state, made)
             states.append(state.copy() if len(states) < len(cuts) else state)
+        state.free[:], state.inside[:] = state.free.max(), _LEAVES  # for the norm all devices wait for each other
+        run(_Events(*(own[self.clipped :] for own in events)), entries, state, made)
         found = {}
         for device, stop, size in zip(self.living, stops.tolist(), sizes.tolist(), strict=True):
             own, places = self.looped.instructions(device)
-            found[device] = Times(places, self.looped.micros[own], *made[:, stop - size : stop])
+            times = np.empty((3, size), dtype=np.int64)
+            times[:, np.argsort(self.late[self.looped.steps[own]], kind="stable")] = made[:, stop - size : stop]
+            found[device] = Times(places, self.looped.micros[own], *times)
         return found, self._again(states[:-1], (stops - sizes).tolist())
 
     def _cuts(self) -> list[int]:
@@ -297,14 +303,29 @@ class Timeline:
         return _Events(numbers[at], micros[at], ns, self.prices.machine.busy_ns(ns))
 
     @cached_property
+    def late(self) -> NDArray[np.bool_]:
+        """By step of the program, whether it waits for the norm of all gradients, which clips updates."""
+        devices = self.program.devices
+        return np.array(
+            [any(follows_norm(devices[device][place]) for device, place in own) for own in self.looped.events],
+            dtype=np.bool_,
+        )
+
+    @cached_property
+    def clipped(self) -> int:
+        """How many of `first` run before the norm of all gradients is known."""
+        return int((~self.late[self.looped.steps[self.first]]).sum())
+
+    @cached_property
     def first(self) -> Numbers:
-        """Where the first of equal events are in the order of all."""
+        """Where the first of equal events are in the order of all; those that wait for the norm come last."""
         steps, micros = self.looped.steps, self.looped.micros
         every, one = np.arange(len(steps)), np.unique(self.number, return_index=True)[1]  # a step of each number
         equal = self.looped.offsets[one][self.number[steps]] + micros
         first = np.zeros(len(steps), dtype=np.int64)
         first[equal[::-1]] = every[::-1]
-        return np.flatnonzero(first[equal] == every)
+        found = np.flatnonzero(first[equal] == every)
+        return found[np.argsort(self.late[steps[found]], kind="stable")]
 
     def _arrays(self) -> _Entries:
         number = {device: at for at, device in enumerate(self.living)}

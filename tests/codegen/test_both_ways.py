@@ -128,16 +128,18 @@ def test_programs_train_as_one_device_does(
 
 
 def test_the_step_is_that_of_the_slots() -> None:
-    """Half of all forwards of a stage are on either of its devices; a device updates both its stages at its end."""
+    """Half of all forwards of a stage are on either of its devices; updates begin once all gradients are summed."""
     plan = small()
     price = plan_price(plan)
     slots = runs(plan, price.stages)
     places = {(run.device, run.micro_batch % 2) for run in slots if (run.kind, run.stage) == ("forward", 1)}
     assert places == {(1, 0), (2, 1)}
     assert len([run for run in slots if run.kind == "backward"]) == 4 * 2 * plan.micro_batches
-    updates = [phase_ns(stage, "update") for stage in price.stages]
-    lasts = [max(run.end_ns for run in slots if run.kind != "update" and run.device == d) for d in range(4)]
-    assert price.objective_ns == max(last + updates[d] + updates[3 - d] for d, last in enumerate(lasts))
+    sums = [stage.completing_ns for stage in price.stages]
+    updates = [phase_ns(stage, "update") - own for stage, own in zip(price.stages, sums, strict=True)]
+    lasts = [max(run.end_ns for run in slots if run.micro_batch >= 0 and run.device == d) for d in range(4)]
+    summed = max(last + sums[d] + sums[3 - d] for d, last in enumerate(lasts))
+    assert price.objective_ns == summed + max(updates[d] + updates[3 - d] for d in range(4))
     assert price.objective_ns == plan.report["objective_ns"]
 
 

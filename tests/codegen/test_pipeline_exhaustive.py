@@ -145,10 +145,12 @@ def whole(plan: Plan) -> list[int]:
 
 
 def in_slots(plan: Plan) -> list[int]:
-    """Times of a stage: all forwards, all backwards, the update, and one message that it receives, each way."""
+    """Times of a stage: all forwards, all backwards, sums of gradients, the update, one message that it receives."""
     cost = stage_price(plan, delays_messages=True)
     message = sum(item.ns for item in cost.items if item.kind == "receive")
-    return [phase_ns(cost, "forward") - message, phase_ns(cost, "backward"), phase_ns(cost, "update"), message]
+    sums = cost.completing_ns
+    slots = phase_ns(cost, "forward") - message, phase_ns(cost, "backward")
+    return [*slots, sums, phase_ns(cost, "update") - sums, message]
 
 
 def all_of(found: Encoding, decided: dict[int, int], make: Make, rng: random.Random, priced: Priced = whole) -> Ints:
@@ -341,7 +343,7 @@ def steps(stages: Sequence[Ints], configuration: Configuration) -> Ints:
     k, devices, count = configuration.micro_batches, configuration.devices, len(stages)
     shape = [[-1 if axis == number else 1 for axis in range(count)] for number in range(count)]
     times = [[column.reshape(shape[s]) for column in own.T] for s, own in enumerate(stages)]
-    messages = [*(own[3] for own in times), 0]
+    messages = [*(own[4] for own in times), 0]
     lasts = dict[tuple[str, int, int], Any]()  # the ends of slots
     orders = [list(own) for own in configuration.schedule.orders(devices, configuration.chunks, k)]
     free: list[Any] = [0] * devices
@@ -360,8 +362,9 @@ def steps(stages: Sequence[Ints], configuration: Configuration) -> Ints:
                     break
                 sent = 0 if ready else lasts[before] + messages[s + (kind == "B")]
                 lasts[own.pop(0)] = free[device] = np.maximum(free[device], sent) + lasting(kind, s)
-    ends = [free[device] + sum(own[2] for own in times[device::devices]) for device in range(devices)]
-    found: Ints = np.maximum.reduce(np.broadcast_arrays(*ends))
+    summed = [free[device] + sum(own[2] for own in times[device::devices]) for device in range(devices)]
+    updates = [sum(own[3] for own in times[device::devices]) for device in range(devices)]
+    found: Ints = np.maximum.reduce(np.broadcast_arrays(*summed)) + np.maximum.reduce(np.broadcast_arrays(*updates))
     return found
 
 
@@ -392,12 +395,14 @@ def test_the_bound_of_one_micro_batch_is_the_best_step(speed: float) -> None:
 def test_no_plan_of_1f1b_is_below_its_bound(micros: int, widths: tuple[int, ...], slower: int) -> None:
     """Two unequal stages of two devices; the plan found is within a hundredth of the best of all.
 
-    Where memory is so much slower, the update of the wide second stage ends the step.
+    Where memory is so much slower, the step ends with the update of the wide second stage, which the bound counts
+    without the sums of gradients before it.
     """
     instance = Instance(2, (4,), (micros,), (2,), schedule=ONE_F_ONE_B, widths=widths)
     found, best = slots_of(instance, 1000 if slower == 1 else 8, slower)
     assert found.objective is not None and found.bound <= best <= found.objective
-    assert found.objective <= 1.01 * best and found.bound >= 0.99 * best, (found.objective, best, found.bound)
+    assert found.objective <= 1.01 * best, (found.objective, best)
+    assert found.bound >= (0.99 if slower == 1 else 0.97) * best, (found.bound, best)
 
 
 def slots_of(instance: Instance, speed: float, slower: int = 1) -> tuple[SearchResult, int]:

@@ -44,6 +44,18 @@ def test_the_step_is_that_of_its_stages(plan: PipelinePlan) -> None:
     assert {row["stage"] for row in told["strategies"]} == {0, 1}
 
 
+def test_no_stage_updates_before_all_gradients_are_complete(plan: PipelinePlan) -> None:
+    """They are clipped by the norm of all; each device sums its own as soon as it has run its last slot."""
+    found = runs(plan, plan_price(plan).stages)
+    once = {kind: [run for run in found if run.kind == kind] for kind in ("gradients", "update")}
+    others = [run for run in found if run.kind != "update"]
+    assert {run.start_ns for run in once["update"]} == {max(run.end_ns for run in others)}
+    for run in once["gradients"]:
+        slots = [x.end_ns for x in others if x.device == run.device and x.kind != "gradients"]
+        assert run.start_ns == max(slots)
+    assert once["gradients"] and len({run.start_ns for run in once["gradients"]}) == len(once["gradients"])
+
+
 def test_all_is_shown(plan: PipelinePlan, tmp_path: Path, partita: Run) -> None:
     plan.save(tmp_path / "plan")
     code, words, _ = partita(

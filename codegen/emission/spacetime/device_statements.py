@@ -4,7 +4,7 @@ from math import prod
 from typing import NamedTuple
 
 from ....formulation.spacetime.dtypes import dtype_of
-from ....formulation.spacetime.mask import GRADIENT, UPDATED
+from ....formulation.spacetime.mask import GRADIENT
 from ....formulation.spacetime.materialized import (
     Accumulate,
     Add,
@@ -18,8 +18,7 @@ from ....formulation.spacetime.materialized import (
     Send,
     Slice,
     Zeros,
-    reads,
-    writes,
+    uses_updates,
 )
 from ....formulation.spacetime.op import Phase
 from ....formulation.spacetime.site import told
@@ -30,13 +29,6 @@ from .program_tables import group_of
 from .segment_calls import Blocks
 from .segment_functions import sum_of
 from .segments import SegmentPhase
-
-
-def _uses_updates(instruction: Instruction) -> bool:
-    """True if an instruction uses updated weights, so that it runs after the optimizer."""
-    if isinstance(instruction, Run):
-        return instruction.op.phase is Phase.KEEP
-    return any(r.tensor.kind == UPDATED for r in (*reads(instruction), *writes(instruction)))
 
 
 def _other(instruction: Instruction) -> int:
@@ -94,7 +86,7 @@ class DeviceWriter(Blocks):
                 self.block(step)
             elif step not in self.arranged.absorbed:
                 instruction = self.flow.instructions[step]
-                if _uses_updates(instruction):
+                if uses_updates(instruction):
                     after_step.append(step)
                     continue
                 self._single(step)

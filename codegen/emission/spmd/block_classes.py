@@ -8,10 +8,10 @@ from ..common.statements import reserved
 from .repeated_blocks import Block, entry_name
 
 TAKEN = (
-    "At", "Axis", "Blocks", "Bucket", "Enter", "Gathered", "Gathering", "Group", "Groups", "Initial", "Kept", "Leave",
-    "Left", "Mesh", "Message", "Model", "Module", "Move", "Optimizer", "Order", "Part", "Pending", "Piece", "Place",
-    "Received", "Recomputed", "Reductions", "Run", "Samples", "Saved", "Sent", "StageEnd", "Step", "Steps", "Table",
-    "Tape", "Values", "Weight", "Weighted", "Wholes",
+    "At", "Axis", "Batch", "Blocks", "Bucket", "Enter", "Gathered", "Gathering", "Group", "Groups", "Initial",
+    "Kept", "Leave", "Left", "Mesh", "Message", "Model", "Module", "Move", "Optimizer", "Order", "Part", "Pending",
+    "Piece", "Place", "Received", "Recomputed", "Reductions", "Run", "Samples", "Saved", "Sent", "StageEnd", "Step",
+    "Steps", "Table", "Tape", "Values", "Weight", "Weighted", "Wholes",
 )  # fmt: skip
 """Classes of the templates."""
 
