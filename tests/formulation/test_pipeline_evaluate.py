@@ -33,10 +33,10 @@ def test_starts_of_two_stages_by_hand() -> None:
         "F(stage 0, micro-batch 1)": 2,
         "F(stage 1, micro-batch 0)": 12,
         "F(stage 1, micro-batch 1)": 16,
-        "B(stage 1, micro-batch 1)": 20,
-        "B(stage 1, micro-batch 0)": 25,
-        "B(stage 0, micro-batch 1)": 35,
-        "B(stage 0, micro-batch 0)": 40,
+        "B(stage 1, micro-batch 0)": 20,
+        "B(stage 1, micro-batch 1)": 25,
+        "B(stage 0, micro-batch 0)": 35,
+        "B(stage 0, micro-batch 1)": 40,
     }
     assert (found.makespan_ns, found.period_ns, found.peak_bytes) == (43, 43, (14, 2))
     assert found.bubble == pytest.approx(1 - (10 + 18) / (2 * 43))
