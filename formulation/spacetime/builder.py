@@ -230,7 +230,7 @@ class EventBuilder:
         return made
 
     def program(self, tasks: Tasks, order: Sequence[Op], turns: Mapping[Op, int]) -> Materialized:
-        """The program of all events, ordered by place. `turns`: the how manieth part of a node on its device a task is.
+        """The program of all events, ordered by place. `turns`: which part of its node on its device a task is, from 0.
 
         If the plan waits, what a device sends to another of one micro-batch, in one phase, is one message, unless one
         of its tensors is read before the last of them is there.
@@ -255,7 +255,7 @@ class EventBuilder:
     def _join(self, events: list[_Event], messages: Iterable[Sequence[int]]) -> None:
         """Send all of a message once the last of its tensors is there, after the same tasks of other devices.
 
-        So the messages of the ranks of a stage are still together. None is joined that is read before.
+        So the messages of the ranks of a stage are still together. A message of which a tensor is read before is left.
         """
         first: dict[int, Place] = {}  # by number of a register, where it is read first
         for place, event in events:

@@ -81,7 +81,7 @@ class Written:
         self._stored = stored_boxes(op for op in order if op.phase is Phase.STORE)
         self._last = defaultdict[int, int](int)  # by device, the place of the last task that computes
         self._last |= {device(op): place for op, place in self.at.items() if op.phase in COMPUTES}
-        self.turns: dict[Op, int] = {}  # the how manieth part of a node on its device a task is
+        self.turns: dict[Op, int] = {}  # which part of its node on its device a task is, from 0
         turns: dict[object, int] = defaultdict(int)
         for op in order:
             self.turns[op] = turns[op.device, op.phase, op.node] = turns[op.device, op.phase, op.node] + 1

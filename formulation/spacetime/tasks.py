@@ -275,7 +275,7 @@ def _weights_again(
 
 
 class _Turn(NamedTuple):
-    """A device that reads a share, and the how manieth of its parts of an operator that is."""
+    """A device that reads a share, and which of its parts of an operator that is, from 0."""
 
     device: int | None
     turn: int
