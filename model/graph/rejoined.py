@@ -14,7 +14,7 @@ def rejoined(stages: Sequence[PCG]) -> tuple[PCG, tuple[tuple[int, ...], ...]]:
     """The graph of which these are the stages, and the index there of every node of each.
 
     What a stage receives is what one before it sends. Equal nodes of several stages are one, as weights that they share
-    and constants that each computes for itself; unlike ones of one name get names of their own.
+    and constants that each computes for itself; different nodes of the same name are renamed.
     """
     made = _Whole()
     places = tuple(map(made.add, stages))

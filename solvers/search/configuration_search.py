@@ -47,7 +47,7 @@ OTHERS = 8
 FAR = 1.5
 """Multiple of the least bound above which a plan is so bad that one with more stages is sought out of turn."""
 MERGED_NETWORKS = 16
-"""The most networks for a bound on merged devices: where it takes more, real devices are mostly far above it."""
+"""The most networks solved for a bound on merged devices; where more are needed, the step is mostly far above it."""
 DIVE_NETWORKS = 16
 """The most networks that a dive with more stages solves: those of 32 devices take seconds each."""
 DIVE_REACH = 3.0

@@ -32,7 +32,7 @@ from .slots_bound import SlotsBound
 from .zero_bubble_bound import ZeroBubbleBound
 
 _FEW_STAGES = 4
-"""The most stages of 1F1B whose cuts are followed one by one."""
+"""The most stages of 1F1B that `OneFOneBBound` bounds: of more there are too many cuts to compare."""
 
 
 @dataclass(frozen=True, eq=False)

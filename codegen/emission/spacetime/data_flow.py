@@ -365,8 +365,11 @@ class Flow:
         """The place of the transfer that sends the message of one at a place; of anything else the place itself."""
         instruction = self.instructions[place]
         if isinstance(instruction, Receive):
-            others = ((at, own) for at, own in enumerate(self.instructions[place:], place) if isinstance(own, Receive))
-            return next(at for at, own in others if own.of == instruction.of and not own.more)
+            while instruction.more:
+                place += 1
+                other = self.instructions[place]
+                instruction = other if isinstance(other, Receive) and other.of == instruction.of else instruction
+            return place
         if not isinstance(instruction, Collective) or instruction.key not in self.messages:
             return place
         return place_of[self.messages[instruction.key][1]]

@@ -56,9 +56,10 @@ class Blocks(Registers):
             self.forget(register)
 
     def _find_handed(self) -> None:
-        """Find the values that several calls of a function read: the last call does not take them, to be like others.
+        """Find the values that several calls of a function read. All calls, the last too, leave them in their store.
 
-        They leave their store after it, or after all micro-batches if several read them.
+        So all calls are alike. The values are dropped after the last call, or after all micro-batches if several read
+        them.
         """
         calls: Counter[tuple[Register, str, Phase]] = Counter()
         lanes: dict[Register, set[Lane]] = defaultdict(set)
